@@ -1,0 +1,156 @@
+"""Joins layer attention to the ResNets of MMDetection, MMSegmentation and MMPretrain."""
+import inspect
+import logging
+import threading
+
+import torch
+from mmcv.cnn import build_norm_layer
+from mmengine.logging import print_log
+from mmengine.model import Sequential
+from torch.utils.checkpoint import checkpoint
+
+from kcla_mm.layer_attention import create_layer_attention
+
+
+class _ForwardPass(threading.local):
+    """The forward pass under way in this thread: what a stage takes over from the one before it."""
+    running = False
+    state = None
+
+
+_forward_pass = _ForwardPass()
+
+
+class LayerAttentionStage(Sequential):
+    """A stage of residual blocks, each followed by its layer attention, a child of the block's."""
+
+    def __init__(self, *blocks, backbone_name):
+        super().__init__(*blocks)
+        self.backbone_name = backbone_name
+
+    def forward(self, x):
+        if not _forward_pass.running:
+            raise RuntimeError(f'a stage of {self.backbone_name} was called by hand, which would go round layer '
+                               'attention: call the whole backbone, or build it with attention=None')
+        state = _forward_pass.state
+        for block in self:
+            attention = block.layer_attention
+            x, shortcut = _with_shortcut(block, x) if attention.needs_shortcut else (block(x), None)
+            x, state = attention(x, state, shortcut)
+        _forward_pass.state = state
+        return x
+
+
+class LayerAttentionMixin:
+    """Gives a ResNet of MMDetection, MMSegmentation or MMPretrain layer attention.
+
+    ``class MyNet(LayerAttentionMixin, MyResNet)`` takes every argument of ``MyResNet``, and ``attention``. The plain
+    network's parameters keep their names; block b of stage s gains a child ``layer{s}.{b}.layer_attention``. So a
+    frozen stage freezes its attention, ``norm_eval`` covers its normalisation, and the weights of the plain network
+    load. Under one seed the plain network's parameters start from the same values with attention and without.
+
+    ``MyResNet`` has to build its stages with ``make_res_layer``, as the frameworks' own ResNets do.
+
+    Args:
+        *args, **kwargs: Arguments of the plain network.
+        attention (dict, optional): ``type``, a name such as 'KCLA' (the default) or a class, and arguments of that
+            layer attention, such as ``head_channels``: see `kcla_mm.layer_attention`. Its ``norm_cfg`` defaults to
+            the backbone's, but trainable: freshly drawn parameters have nothing that could be kept. None is the plain
+            network. Defaults to ``dict(type='KCLA')``.
+
+    Raises:
+        TypeError: If an argument is unknown, or if the network does not build its stages with ``make_res_layer``.
+        ValueError: If an argument of the layer attention is out of its range.
+    """
+
+    def __init__(self, *args, attention=dict(type='KCLA'), **kwargs):
+        if not (attention is None or isinstance(attention, dict)):
+            raise TypeError(f"attention must be None or a dict such as dict(type='KCLA'), got {attention!r}")
+        self.attention = attention if attention is None else dict(attention)
+        self._stage_channels = []
+        try:
+            super().__init__(*args, **kwargs)
+        except TypeError as error:
+            if 'unexpected keyword argument' not in str(error):
+                raise
+            raise TypeError(f'{error}; {type(self).__name__} accepts {", ".join(_accepted_arguments(type(self)))}') \
+                from None
+        if attention is not None and not all(
+                isinstance(getattr(self, name), LayerAttentionStage) for name in self.res_layers):
+            raise TypeError(f'{type(self).__name__} does not build its stages with make_res_layer: '
+                            'layer attention cannot be joined to it')
+
+    def make_res_layer(self, **kwargs):
+        """Builds a stage as the plain network does, and joins layer attention to its blocks."""
+        stage = super().make_res_layer(**kwargs)
+        if self.attention is None:
+            return stage
+        channels = kwargs['out_channels'] if 'out_channels' in kwargs else kwargs['planes'] * kwargs['block'].expansion
+        previous_channels = self._stage_channels[-1] if self._stage_channels else None
+        self._stage_channels.append(channels)
+        with torch.random.fork_rng(devices=[]):  # the plain network draws what it would draw without attention
+            for index, block in enumerate(stage):
+                block.layer_attention = self._make_layer_attention(
+                    channels, index, previous_channels, kwargs.get('stride', 1), kwargs['norm_cfg'])
+        return LayerAttentionStage(*stage, backbone_name=type(self).__name__)
+
+    def _make_layer_attention(self, channels, block, previous_channels, stride, norm_cfg):
+        options = {'type': 'KCLA', **self.attention}
+        norm_cfg = options.pop('norm_cfg', None) or dict(norm_cfg, requires_grad=True)
+        try:
+            return create_layer_attention(options.pop('type'), channels, block, previous_channels, stride,
+                                          norm_layer=lambda c: build_norm_layer(norm_cfg, c)[1], **options)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f'attention={self.attention}: {error}') from None
+
+    def forward(self, *args, **kwargs):
+        """As the plain network's."""
+        outer = _forward_pass.running, _forward_pass.state
+        _forward_pass.running, _forward_pass.state = True, None
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            _forward_pass.running, _forward_pass.state = outer
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        keys = [key for key in state_dict if key.startswith(prefix + 'layer')]
+        if self.attention is not None and keys and not any('.layer_attention.' in key for key in keys):
+            attention = getattr(self, self.res_layers[0])[0].layer_attention
+            print_log(f'The checkpoint has the weights of a plain network, none of layer attention: '
+                      f'{type(self).__name__} starts near it, with {type(attention).__name__} at '
+                      f'init_scale={attention.init_scale}.', logger='current', level=logging.WARNING)
+
+
+def _with_shortcut(block, x):
+    """Output and identity branch of a residual block, the branch computed only once."""
+    if block.downsample is None:
+        return block(x), x
+
+    def run(x):
+        shortcut = []
+        handle = block.downsample.register_forward_hook(lambda module, args, output: shortcut.append(output))
+        with_cp, block.with_cp = block.with_cp, False
+        try:
+            return block(x), shortcut[0]
+        finally:
+            block.with_cp = with_cp
+            handle.remove()
+
+    if block.with_cp and x.requires_grad:
+        # What the hook caught within the block's own checkpoint would have no gradient: checkpoint both outputs.
+        return checkpoint(run, x, use_reentrant=False)
+    return run(x)
+
+
+def _accepted_arguments(cls):
+    """Names of the arguments that a network accepts, through all classes that hand theirs on."""
+    names = []
+    for base in cls.__mro__:
+        if '__init__' not in vars(base):
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+        names += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return sorted(set(names))

@@ -1,0 +1,152 @@
+"""Key-Correlated Layer Attention (KCLA), arXiv 2606.28405."""
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .base import BaseLayerAttention, is_number, channel_conv, channel_conv_weight, conv_weight, pool
+
+REFRESH_BLOCK = 11  # a stage that is so deep renews its memory at this block
+MAX_SCORE = 10.
+EPSILON = 1e-3  # the published code divides the summed memory by its normaliser + EPSILON
+
+
+class DepthMemory(NamedTuple):
+    """What KCLA carries from block to block, however many there have been.
+
+    Attributes:
+        mean (Tensor): Softmax(score)-weighted mean of the blocks' outputs, (N, C, H, W).
+        log_normaliser (Tensor): Logarithm of the sum of exp(score), (N, heads), float32 at least.
+    """
+    mean: Tensor
+    log_normaliser: Tensor
+
+
+class KCLA(BaseLayerAttention):
+    """Key-Correlated Layer Attention of one residual block.
+
+    Since keys of neighbouring layers correlate, a layer's weight can be judged by its own key alone. The weighted
+    sum over all layers so far then is one running mean, which each block updates and reads:
+
+    .. code-block:: none
+
+        Q, K = conv1d_q(GAP(x)), conv1d_k(GAP(x))          split into heads
+        s = min(tau ||K||, 10)
+        l = logaddexp(l, s)                                log-normaliser
+        m = m + exp(s - l) (x - m)                         depth memory
+        phi = sigmoid(Phi (Q.K / ||K||)) / (1 + 1e-3 exp(-l))
+        y = x + DropPath(ReLU(BN(phi * depthwise3x3(m))))
+
+    At the first block of a later stage the memory is first adapted, m = BN(conv1x1(m)), and its normaliser made
+    anew from the key of m. In a stage of 12 blocks or more block 11 renews it likewise, without the convolution.
+
+    Args:
+        channels (int): Channels C of the block's output.
+        block (int): Index of the block in its stage, from 0. Defaults to 0.
+        previous_channels (int, optional): Channels of the previous stage, whose memory the first block of a stage
+            takes over; None in the first stage. Defaults to None.
+        stride (int): Stride of the stage. Defaults to 1.
+        head_channels (int): Channels of a head; C must be a multiple of it. Defaults to 64.
+        drop_path (float): Probability of dropping a sample's attention in training, in [0, 1). Defaults to 0.2.
+        init_scale (float): Initial weight of the last normalisation. 1.0 is the paper's, for training from scratch;
+            the default starts so near the plain network that its weights can be taken over. Defaults to 1e-3.
+        temperatures (Sequence[float]): tau of the first and of the last head; those between are spaced evenly in
+            their logarithm. Both positive. Defaults to (0.7, 1 / 0.7).
+        learnable_temperature (bool): Train the logarithm of each head's tau. Defaults to False.
+        gate (bool): Weight the heads by phi; False leaves only its factor 1 / (1 + 1e-3 exp(-l)). Defaults to True.
+        cross_stage (bool): Carry the memory from stage to stage; False starts each stage anew. Defaults to True.
+        with_cp (bool): Recompute the layer in the backward pass instead of keeping its activations.
+            Defaults to False.
+        norm_layer (callable): Makes a normalisation with a learnable weight from a number of channels.
+            Defaults to `nn.BatchNorm2d`.
+
+    Raises:
+        ValueError: If an argument is out of its range: ``head_channels`` that does not divide C, ``init_scale``
+            that is not positive, ``temperatures`` that are not two positive numbers, ...
+
+    Example:
+        >>> import torch
+        >>> from kcla_mm.layer_attention import KCLA
+        >>> x = torch.rand(2, 128, 16, 16)
+        >>> y, memory = KCLA(128)(x)
+        >>> y, memory = KCLA(128, block=1)(y, memory)
+        >>> y.shape, memory.mean.shape, memory.log_normaliser.shape
+        (torch.Size([2, 128, 16, 16]), torch.Size([2, 128, 16, 16]), torch.Size([2, 2]))
+    """
+
+    def __init__(self, channels, block=0, previous_channels=None, stride=1, *, head_channels=64, drop_path=0.2,
+                 init_scale=1e-3, temperatures=(0.7, 1 / 0.7), learnable_temperature=False, gate=True,
+                 cross_stage=True, with_cp=False, norm_layer=nn.BatchNorm2d):
+        super().__init__(channels, block, previous_channels, stride, head_channels=head_channels,
+                         drop_path=drop_path, init_scale=init_scale, with_cp=with_cp, norm_layer=norm_layer)
+        log_temperature = _log_temperatures(temperatures, self.heads)
+        if learnable_temperature:
+            self.log_temperature = nn.Parameter(log_temperature)
+        else:
+            self.register_buffer('log_temperature', log_temperature, persistent=False)
+        self.query = channel_conv_weight(channels) if gate else None
+        self.key = channel_conv_weight(channels)
+        self.value = conv_weight(channels, 1, 3)
+        self.gate = nn.Parameter(nn.init.xavier_uniform_(torch.empty(self.heads, self.heads))) if gate else None
+
+        starts_stage = block == 0
+        adapts = starts_stage and cross_stage and previous_channels is not None
+        self.starts_memory = starts_stage and not adapts
+        self.memory_conv = self.memory_norm = self.memory_key = None
+        if adapts:
+            # A group is a head, but where heads do not divide the previous channels (RegNet) as near as it can be.
+            self.memory_groups = math.gcd(self.heads, previous_channels)
+            self.memory_conv = conv_weight(channels, previous_channels // self.memory_groups, 1)
+        if adapts or block == REFRESH_BLOCK:
+            self.memory_norm = norm_layer(channels)
+            self.memory_key = channel_conv_weight(channels)
+
+    def attend(self, x, memory, shortcut=None):
+        descriptor = pool(x)
+        key = self.split_heads(channel_conv(descriptor, self.key))
+        key_norm = torch.linalg.vector_norm(key, dim=2)
+        score = self.score(key_norm)
+        if memory is None or self.starts_memory:
+            mean, log_normaliser = x, score
+        else:
+            mean, log_normaliser = memory if self.memory_norm is None else self.renew(memory)
+            log_normaliser = torch.logaddexp(log_normaliser, score)
+            weight = torch.exp(score - log_normaliser)
+            mean = torch.lerp(mean.to(x.dtype), x, self.per_channel(weight).to(x.dtype))
+
+        scale = 1 / (1 + EPSILON * torch.exp(-log_normaliser))
+        if self.gate is not None:
+            query = self.split_heads(channel_conv(descriptor, self.query))
+            # A zero key stays zero, and its gradient finite, whatever it is divided by.
+            alignment = (query * key).sum(2) / key_norm.masked_fill(key_norm == 0, 1)
+            gate = (self.gate.to(alignment.dtype) * alignment[:, None]).sum(2)  # no matmul: autocast would lower it
+            scale = scale * torch.sigmoid(gate)
+        value = F.conv2d(mean, self.value, padding=1, groups=self.channels)
+        attention = F.relu(self.norm(value * self.per_channel(scale).to(value.dtype)), inplace=True)
+        return x + self.drop(attention), DepthMemory(mean, log_normaliser)
+
+    def score(self, key_norm):
+        """Score of a layer from the length of its key, both (N, heads)."""
+        return (key_norm * self.log_temperature.to(key_norm.dtype).exp()).clamp(max=MAX_SCORE)
+
+    def renew(self, memory):
+        """Fits the memory to a new stage, or refreshes it within a deep one."""
+        mean = memory.mean
+        if self.memory_conv is not None:
+            mean = F.conv2d(mean, self.memory_conv, stride=self.stride, groups=self.memory_groups)
+        mean = self.memory_norm(mean)
+        key = self.split_heads(channel_conv(pool(mean), self.memory_key))
+        return DepthMemory(mean, self.score(torch.linalg.vector_norm(key, dim=2)))
+
+
+def _log_temperatures(temperatures, heads):
+    """Logarithms of the heads' temperatures, (heads,)."""
+    try:
+        first, last = temperatures
+    except (TypeError, ValueError):
+        first = last = None
+    if not all(is_number(t) and t > 0 for t in (first, last)):
+        raise ValueError(f'temperatures must be two positive numbers, got {temperatures!r}')
+    return torch.linspace(math.log(first), math.log(last), heads)
