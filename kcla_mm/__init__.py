@@ -12,6 +12,7 @@ __all__ = ['__version__']
 
 if find_spec('mmengine'):
     from . import backbones
-    from .configs import config_path
+    from .configs import config_path, register_configs
 
     __all__ += ['backbones', 'config_path']
+    register_configs()

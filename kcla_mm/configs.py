@@ -1,8 +1,6 @@
 """Where the package's configs lie, and ``_base_ = 'kcla_mm::NAME.py'``."""
 from pathlib import Path
 
-from mmengine.config import Config
-
 SCOPE = 'kcla_mm::'
 
 
@@ -42,6 +40,7 @@ def register_configs() -> None:
     base from ``kcla_mm`` in a scope of that name; they belong in the scope of
     the framework's config underneath.
     """
+    from mmengine.config import Config
     original = Config._get_cfg_path
     if getattr(original, 'knows_kcla_mm', False):
         return

@@ -156,11 +156,13 @@ def is_number(value):
 @contextmanager
 def _frozen_statistics(module):
     """Keeps running statistics as they are: the recomputation sees the same batch a second time."""
-    norms = [m for m in module.modules() if getattr(m, 'track_running_stats', False) and m.training]
+    norms = [m for m in module.modules() if getattr(m, 'num_batches_tracked', None) is not None and m.training]
+    before = [(norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.momentum = 0.
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, (momentum, batches) in zip(norms, before):
+            norm.momentum = momentum
+            norm.num_batches_tracked.copy_(batches)

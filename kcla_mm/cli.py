@@ -1,0 +1,151 @@
+"""What the tools share: configs by file or zoo name, and checks before anything is built."""
+import os
+import sys
+from argparse import ArgumentParser
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.device import get_device
+from mmengine.logging import print_log
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+
+@contextmanager
+def user_errors():
+    """Ends a command on an error of its user's with the message alone, without a traceback."""
+    try:
+        yield
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        sys.exit(f'error: {error}')
+
+
+def config_parser(description):
+    """An argument parser with what training and testing have in common."""
+    parser = ArgumentParser(description=description)
+    parser.add_argument('config', help='a file, or a zoo name such as mmdet::retinanet/retinanet_r50_fpn_1x_coco.py or '
+                        'kcla_mm::faster_rcnn_r101_kcla_coco.py')
+    parser.add_argument('--work-dir', help='where logs and checkpoints go (default: work_dir of the config, or '
+                        'work_dirs/ and the name of the config)')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
+                        help='changes to the config, such as model.backbone.type=KCLAResNet; lists as key="[a,b]"')
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
+                        help='how the processes of a distributed run were started; torchrun is pytorch '
+                        '(default: none, a single process)')
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0,
+                        help='set by torch.distributed.launch, not by you')
+    return parser
+
+
+def load_config(args):
+    """The config that the arguments of a `config_parser` ask for, which imports ``kcla_mm`` wherever it is read."""
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg = read_config(args.config, args.cfg_options)
+    cfg.launcher = args.launcher
+    cfg.work_dir = args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(cfg.filename).stem)
+    return cfg
+
+
+def build_runner(cfg):
+    """The runner of a config, with its processes started; several on the CPU too, where MMEngine asks for GPUs."""
+    if cfg.launcher == 'pytorch' and get_device() == 'cpu':
+        torch.distributed.init_process_group('gloo')
+        cfg.setdefault('model_wrapper_cfg', dict(
+            type='MMDistributedDataParallel', broadcast_buffers=False,
+            find_unused_parameters=cfg.get('find_unused_parameters', False)))
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def read_config(name, options=()):
+    """Reads a config and records ``kcla_mm`` in its ``custom_imports``.
+
+    Args:
+        name (str): A file, or a name in the zoo of an installed package, such as
+            ``mmdet::retinanet/retinanet_r50_fpn_1x_coco.py``.
+        options (dict): Changes to it, by dotted keys. One that the config did not have is added, and said so.
+            Defaults to none.
+
+    Returns:
+        Config: The config.
+    """
+    cfg = Config.fromfile(Config._get_cfg_path(name, '')[0])  # as MMEngine finds a _base_
+    for key in options:
+        if not _has(cfg, key):
+            print_log(f'--cfg-options: {key} is not in {name}, it is added')
+    cfg.merge_from_dict(dict(options))
+    custom = cfg.get('custom_imports') or dict(imports=[])
+    imports = [custom['imports']] if isinstance(custom['imports'], str) else list(custom['imports'])
+    if 'kcla_mm' not in imports:
+        cfg.custom_imports = dict(custom, imports=[*imports, 'kcla_mm'])
+    return cfg
+
+
+def _has(node, key):
+    for part in key.split('.'):
+        try:
+            node = node[int(part) if isinstance(node, (list, tuple)) else part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return False
+    return True
+
+
+def dicts(node, where=''):
+    """Every dict within a config, as pairs of its dotted key and the dict."""
+    if isinstance(node, dict):
+        yield where, node
+        children = list(node.items())
+    else:
+        children = list(enumerate(node)) if isinstance(node, (list, tuple)) else ()
+    for key, child in children:
+        yield from dicts(child, f'{where}.{key}' if where else str(key))
+
+
+def check_files(cfg, *parts):
+    """Checks that the files and folders which a config names are there, before anything is built.
+
+    They are the annotation files and folders of data sets (also within wrappers such as ``RepeatDataset``) and
+    evaluators, and checkpoints. A path elsewhere, a URL or one read through ``backend_args``, is left to the framework.
+
+    Args:
+        cfg (Config): The config.
+        *parts (str): The entries to look at, such as 'train_dataloader', 'val_evaluator', 'model' or 'load_from'.
+
+    Raises:
+        FileNotFoundError: If one is missing. The message lists all that should be there.
+    """
+    paths = {}
+    for part in parts:
+        if isinstance(cfg.get(part), str):
+            paths[cfg[part]] = part
+        for where, node in dicts(cfg.get(part), part):
+            for key, path in _paths(node):
+                paths.setdefault(path, f'{where}.{key}')
+    paths = {path: where for path, where in paths.items() if path and '://' not in path}
+    missing = [path for path in paths if not os.path.exists(os.path.expanduser(path))]
+    if missing:
+        width = max(map(len, paths))
+        lines = [f'    {"missing" if path in missing else "found  "}  {path:{width}}  {paths[path]}'
+                 for path in sorted(paths)]
+        raise FileNotFoundError(
+            f'{missing[0]} does not exist. Looked, in {os.getcwd()}, for\n' + '\n'.join(lines) +
+            '\nLink a data set to where it should be (ln -s /path/of/coco data/coco), or change an entry with '
+            '--cfg-options.')
+
+
+def _paths(node):
+    """Pairs of key and path that a dict of a config names."""
+    if node.get('type') == 'Pretrained':
+        yield 'checkpoint', node.get('checkpoint', '')
+    if node.get('backend_args'):
+        return
+    named = {'ann_file': node.get('ann_file'), 'seg_prefix': node.get('seg_prefix')}
+    prefix = node.get('data_prefix')
+    if isinstance(prefix, dict):
+        named.update({f'data_prefix.{key}': value for key, value in prefix.items()})
+    elif named['ann_file']:  # without annotations it may be a data set that downloads itself
+        named['data_prefix'] = prefix
+    for key, path in named.items():
+        if isinstance(path, str) and (path or key != 'ann_file'):
+            yield key, path if '://' in path else os.path.join(node.get('data_root') or '', path)

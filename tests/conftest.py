@@ -1,0 +1,31 @@
+"""Fixtures, and where tests find real images, which are not part of the project."""
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+SHARED = ROOT.parent / 'shared'
+
+
+def _shared(name):
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f'needs {path}, which is not part of the project')
+    return path
+
+
+@pytest.fixture(scope='module')
+def float64():
+    """Networks built meanwhile are of float64."""
+    import torch
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope='session')
+def coco():
+    """A folder of real COCO images in COCO's own layout."""
+    return _shared('data/coco')
