@@ -1,0 +1,188 @@
+"""Draws a small data set in COCO format: circles, squares and triangles on noisy backgrounds.
+
+    python tools/draw_shapes.py data/shapes
+
+It has boxes, masks of the visible parts, crowd regions, and objects in each of COCO's three ranges of area. The same
+arguments give the same annotations on any machine.
+"""
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+from pycocotools import mask as coco_mask
+
+CATEGORIES = ('circle', 'square', 'triangle')
+CROWD_SHARE = 0.2  # of the images have a crowd
+MAX_OVERLAP = 0.2  # of the smaller of two objects
+
+
+def draw_background(rng, size):
+    """A slope from one colour to another with noise on it: (size, size, 3) float."""
+    start, end = rng.uniform(0, 255, (2, 3))
+    direction = rng.normal(size=2)
+    slope = np.mgrid[:size, :size].T @ direction
+    slope = (slope - slope.min()) / np.ptp(slope)
+    return start + slope[..., None] * (end - start) + rng.normal(0, rng.uniform(4, 16), (size, size, 3))
+
+
+def shape_mask(rng, size, category, root_area, centre):
+    """The mask, (size, size) uint8, of a turned shape whose area is about ``root_area`` squared."""
+    mask = np.zeros((size, size), np.uint8)
+    if category == 'circle':
+        cv2.circle(mask, [int(c) for c in centre], round(root_area / np.sqrt(np.pi)), 1, cv2.FILLED)
+        return mask
+    corners = {'square': 4, 'triangle': 3}[category]
+    angles = rng.uniform(0, 2 * np.pi) + 2 * np.pi / corners * np.arange(corners)
+    radius = root_area / np.sqrt(corners / 2 * np.sin(2 * np.pi / corners))
+    points = np.asarray(centre) + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
+    cv2.fillPoly(mask, [np.rint(points).astype(np.int32)], 1)
+    return mask
+
+
+def draw_image(rng, size):
+    """Draws one image.
+
+    Args:
+        rng (numpy.random.Generator): Source of all that is random.
+        size (int): Height and width in pixels.
+
+    Returns:
+        tuple: The image, (size, size, 3) uint8, and its objects, a list of category index, mask of the visible part,
+        (size, size) bool, and whether it is a crowd.
+    """
+    image = draw_background(rng, size)
+    background = image.mean((0, 1))
+    objects = []
+
+    def add(category, mask, crowd):
+        mask = mask.astype(bool)
+        if any((mask & other).sum() > MAX_OVERLAP * min(mask.sum(), other.sum()) for _, other, _ in objects):
+            return
+        colour = background
+        while np.abs(colour - background).sum() < 150:
+            colour = rng.uniform(0, 255, 3)
+        image[mask] = colour + rng.normal(0, 6, (mask.sum(), 3))
+        for _, other, _ in objects:
+            other &= ~mask
+        objects.append((category, mask, crowd))
+
+    if rng.random() < CROWD_SHARE:
+        category = rng.integers(len(CATEGORIES))
+        middle = rng.uniform(0.2 * size, 0.8 * size, 2)
+        masks = [shape_mask(rng, size, CATEGORIES[category], rng.uniform(7, 11), middle + offset)
+                 for offset in rng.uniform(-0.15 * size, 0.15 * size, (12, 2))]
+        add(category, np.maximum.reduce(masks), True)
+    for _ in range(rng.integers(2, 7)):
+        category = rng.integers(len(CATEGORIES))
+        root_area = np.exp(rng.uniform(np.log(16), np.log(0.55 * size)))
+        margin = 0.5 * root_area
+        centre = rng.uniform(margin, size - margin, 2)
+        add(category, shape_mask(rng, size, CATEGORIES[category], root_area, centre), False)
+    return image.clip(0, 255).astype(np.uint8), objects
+
+
+def annotation(category, mask, crowd):
+    """The COCO annotation of a mask, but for its ids."""
+    rle = coco_mask.encode(np.asfortranarray(mask, np.uint8))
+    return dict(
+        category_id=int(category) + 1,
+        iscrowd=int(crowd),
+        area=int(mask.sum()),
+        bbox=[int(v) for v in coco_mask.toBbox(rle)],
+        segmentation=dict(size=rle['size'], counts=rle['counts'].decode()))
+
+
+def draw_split(folder, split, number, size, seed, info):
+    """Writes ``number`` images to ``folder/split`` and ``folder/annotations/instances_{split}.json``."""
+    (folder / split).mkdir()
+    images, annotations = [], []
+    for image_id in range(1, number + 1):
+        rng = np.random.default_rng([seed, split == 'val', image_id])
+        image, objects = draw_image(rng, size)
+        name = f'{image_id:06d}.jpg'
+        if not cv2.imwrite(str(folder / split / name), image, [cv2.IMWRITE_JPEG_QUALITY, 95]):
+            raise OSError(f'could not write {folder / split / name}')
+        images.append(dict(id=image_id, file_name=name, height=size, width=size))
+        for drawn in objects:
+            annotations.append(dict(id=len(annotations) + 1, image_id=image_id, **annotation(*drawn)))
+    categories = [dict(id=i, name=name) for i, name in enumerate(CATEGORIES, 1)]
+    (folder / 'annotations' / f'instances_{split}.json').write_text(
+        json.dumps(dict(info=info, images=images, annotations=annotations, categories=categories)))
+
+
+def is_drawn(folder, info):
+    """Whether ``folder`` holds all of the data set that ``info`` describes."""
+    try:
+        for split in ('train', 'val'):
+            data = json.loads((folder / 'annotations' / f'instances_{split}.json').read_text())
+            if data['info'] != info or not all((folder / split / i['file_name']).is_file() for i in data['images']):
+                return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def draw_shapes(out, train, val, size, seed):
+    """Draws the data set into a new folder, or keeps the one that is there if it is this very data set.
+
+    The folder appears when it is complete, never before.
+
+    Args:
+        out (Path): The folder.
+        train (int): Number of training images.
+        val (int): Number of validation images.
+        size (int): Height and width of the images in pixels.
+        seed (int): Another seed gives another data set.
+
+    Returns:
+        bool: False if the data set was there already.
+
+    Raises:
+        FileExistsError: If ``out`` is there and is not this data set, whole. Nothing in it is touched.
+    """
+    info = dict(description='shapes drawn by tools/draw_shapes.py', train=train, val=val, size=size, seed=seed)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        if is_drawn(out, info):
+            return False
+        raise FileExistsError(f'{out} is there, but is not this data set (train={train}, val={val}, size={size}, '
+                              f'seed={seed}) or lacks files of it: remove it or name another folder')
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f'.{out.name}-', dir=out.parent) as temporary:
+        folder = Path(temporary) / 'data'
+        (folder / 'annotations').mkdir(parents=True)
+        draw_split(folder, 'train', train, size, seed, info)
+        draw_split(folder, 'val', val, size, seed, info)
+        folder.rename(out)
+    return True
+
+
+def at_least(lowest):
+    def number(text):
+        value = int(text)
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f'must be at least {lowest}, got {value}')
+        return value
+    return number
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('out', type=Path, metavar='OUT', help='folder to make')
+    parser.add_argument('--train', type=at_least(1), default=300, help='number of training images (default: 300)')
+    parser.add_argument('--val', type=at_least(1), default=50, help='number of validation images (default: 50)')
+    parser.add_argument('--size', type=at_least(64), default=192, help='height and width in pixels (default: 192)')
+    parser.add_argument('--seed', type=at_least(0), default=0, help='another seed, another data set (default: 0)')
+    args = parser.parse_args()
+    try:
+        drawn = draw_shapes(args.out, args.train, args.val, args.size, args.seed)
+    except OSError as error:
+        sys.exit(f'error: {error}')
+    print(f'{args.out}: {"drew" if drawn else "kept"} {args.train} training and {args.val} validation images')
+
+
+if __name__ == '__main__':
+    main()
