@@ -30,17 +30,22 @@ def draw_background(rng, size):
 
 
 def shape_mask(rng, size, category, root_area, centre):
-    """The mask, (size, size) uint8, of a turned shape whose area is about ``root_area`` squared."""
-    mask = np.zeros((size, size), np.uint8)
+    """The mask, (size, size) bool, of a turned shape whose area is about ``root_area`` squared.
+
+    Worked out in whole numbers: OpenCV fills a polygon differently from one release to the next.
+    """
+    rows, columns = np.mgrid[:size, :size]
     if category == 'circle':
-        cv2.circle(mask, [int(c) for c in centre], round(root_area / np.sqrt(np.pi)), 1, cv2.FILLED)
-        return mask
+        x, y, radius = np.rint([*centre, root_area / np.sqrt(np.pi)]).astype(int)
+        return (columns - x)**2 + (rows - y)**2 <= radius**2
     corners = {'square': 4, 'triangle': 3}[category]
     angles = rng.uniform(0, 2 * np.pi) + 2 * np.pi / corners * np.arange(corners)
     radius = root_area / np.sqrt(corners / 2 * np.sin(2 * np.pi / corners))
-    points = np.asarray(centre) + radius * np.stack([np.cos(angles), np.sin(angles)], 1)
-    cv2.fillPoly(mask, [np.rint(points).astype(np.int32)], 1)
-    return mask
+    points = np.rint(np.asarray(centre) + radius * np.stack([np.cos(angles), np.sin(angles)], 1)).astype(int)
+    inside = np.ones((size, size), bool)
+    for (x, y), (next_x, next_y) in zip(points, np.roll(points, -1, 0)):
+        inside &= (next_x - x) * (rows - y) - (next_y - y) * (columns - x) >= 0
+    return inside
 
 
 def draw_image(rng, size):
@@ -59,7 +64,6 @@ def draw_image(rng, size):
     objects = []
 
     def add(category, mask, crowd):
-        mask = mask.astype(bool)
         if any((mask & other).sum() > MAX_OVERLAP * min(mask.sum(), other.sum()) for _, other, _ in objects):
             return
         colour = background
@@ -75,7 +79,7 @@ def draw_image(rng, size):
         middle = rng.uniform(0.2 * size, 0.8 * size, 2)
         masks = [shape_mask(rng, size, CATEGORIES[category], rng.uniform(7, 11), middle + offset)
                  for offset in rng.uniform(-0.15 * size, 0.15 * size, (12, 2))]
-        add(category, np.maximum.reduce(masks), True)
+        add(category, np.any(masks, axis=0), True)
     for _ in range(rng.integers(2, 7)):
         category = rng.integers(len(CATEGORIES))
         root_area = np.exp(rng.uniform(np.log(16), np.log(0.55 * size)))
