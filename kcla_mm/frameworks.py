@@ -33,16 +33,24 @@ def check_version(name):
                           f'pip install {known}')
 
 
+def check_needed():
+    """Checks mmengine and mmcv.
+
+    Raises:
+        ImportError: If one is missing, too old or too new.
+    """
+    for name in NEEDED:
+        check_version(name)
+
+
 def import_installed(package):
     """Imports the modules of ``package`` that are named after the frameworks installed.
 
     A framework that is installed but does not import is passed over with a warning as long as another one does.
 
     Raises:
-        ImportError: If mmengine or mmcv is missing or does not fit, or if no framework is left.
+        ImportError: If no framework is left.
     """
-    for name in NEEDED:
-        check_version(name)
     installed = [name for name in FRAMEWORKS if find_spec(name)]
     if not installed:
         raise ImportError('kcla_mm needs at least one framework, but none is installed: pip install '

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_version_that_does_not_fit(monkeypatch, module, version, message):
     monkeypatch.setattr(module, '__version__', version)
     with pytest.raises(ImportError) as error:
+        frameworks.check_needed()
         frameworks.import_installed('kcla_mm.backbones')
     assert message in str(error.value)
 

@@ -1,7 +1,9 @@
 """ResNet backbones with layer attention, registered in each framework that is installed."""
-from kcla_mm.frameworks import import_installed
+from kcla_mm.frameworks import check_needed, import_installed
 
-from .mixin import LayerAttentionMixin
+check_needed()  # before anything imports what may be missing
+
+from .mixin import LayerAttentionMixin  # noqa: E402
 
 __all__ = ['LayerAttentionMixin']
 
