@@ -1,0 +1,87 @@
+"""Evaluates a detector, and writes or draws what it found.
+
+    python tools/test.py configs/faster_rcnn_r50_kcla_coco.py work_dirs/faster_rcnn_r50_kcla_coco/epoch_12.pth
+"""
+import json
+import os
+import sys
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+if find_spec('kcla_mm') is None:  # a checkout that is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from kcla_mm.cli import build_runner, check_files, config_parser, load_config, user_errors
+
+
+def main():
+    args = parse_args()
+    with ExitStack() as stack:
+        with user_errors():
+            cfg = load_config(args)
+            cfg.load_from = args.checkpoint
+            check_files(cfg, 'load_from', 'test_dataloader', 'test_evaluator')
+            if args.show_dir:
+                draw_results(cfg, args.show_dir)
+            if args.out:
+                stack.enter_context(results_in(args.out, cfg))
+        build_runner(cfg).test()
+
+
+def parse_args():
+    parser = config_parser(__doc__)
+    parser.add_argument('checkpoint', help='a file or URL')
+    parser.add_argument('--out', metavar='FILE', help='write the results: NAME.json gives NAME.bbox.json and, of masks, '
+                        "NAME.segm.json, in COCO's format; NAME.pkl gives a list of all that the model predicts")
+    parser.add_argument('--show-dir', metavar='DIR',
+                        help='draw each image there, its annotations on the left and the results on the right')
+    return parser.parse_args()
+
+
+def draw_results(cfg, folder):
+    hook = cfg.get('default_hooks', {}).get('visualization', {})
+    if hook.get('type') != 'DetVisualizationHook':
+        raise ValueError('--show-dir needs default_hooks.visualization.type=DetVisualizationHook in the config, got '
+                         f'{hook.get("type")}')
+    hook.update(draw=True, test_out_dir=os.path.abspath(folder))  # a relative one would be put into the work dir
+
+
+@contextmanager
+def results_in(out, cfg):
+    """Has the evaluator write its results, which appear under their names once they are whole."""
+    stem, kind = os.path.splitext(out)
+    evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, (list, tuple)) else [cfg.test_evaluator]
+    coco = [evaluator for evaluator in evaluators if evaluator['type'] == 'CocoMetric']
+    if kind not in ('.json', '.pkl'):
+        raise ValueError(f'--out must end in .json or .pkl, got {out}')
+    if kind == '.json' and not coco:
+        types = ', '.join(str(evaluator['type']) for evaluator in evaluators)
+        raise ValueError(f'--out {out} needs a CocoMetric as test_evaluator, got {types}; {stem}.pkl works with any')
+    os.makedirs(os.path.dirname(out) or '.', exist_ok=True)
+    with TemporaryDirectory(dir=os.path.dirname(out) or '.') as folder:
+        if kind == '.json':
+            coco[0]['outfile_prefix'] = f'{folder}/results'
+        else:
+            dump = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
+            cfg.test_evaluator = [*evaluators, dict(type=dump, out_file_path=f'{folder}/results.pkl')]
+        yield
+        for name in sorted(os.listdir(folder)):  # none, but in the main process
+            if name.endswith('.segm.json'):
+                remove_boxes(f'{folder}/{name}')
+            os.replace(f'{folder}/{name}', stem + name[len('results'):])
+            print(f'Results are in {stem}{name[len("results"):]}')
+
+
+def remove_boxes(path):
+    """Removes the boxes from COCO results of masks: by them, pycocotools would tell small objects from large ones."""
+    with open(path) as file:
+        results = json.load(file)
+    for result in results:
+        result.pop('bbox', None)
+    with open(path, 'w') as file:
+        json.dump(results, file)
+
+
+if __name__ == '__main__':
+    main()
