@@ -18,7 +18,7 @@ def user_errors():
     """Ends a command on an error of its user's with the message alone, without a traceback."""
     try:
         yield
-    except (OSError, ValueError, ModuleNotFoundError) as error:
+    except (OSError, ValueError, ImportError) as error:
         sys.exit(f'error: {error}')
 
 

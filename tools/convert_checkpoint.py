@@ -87,7 +87,7 @@ def read(src, unsafe=False):
         checkpoint = torch.load(src, map_location='cpu', weights_only=not unsafe)
     except Exception as error:  # what torch.load raises of a file that is no checkpoint may be anything
         reason = ' '.join(str(error).split()).split('WeightsUnpickler error: ')[-1].split(' Check the doc')[0]
-        refused = re.search(r'Unsupported (?:global: GLOBAL|class) (\S+)', reason)
+        refused = re.search(r'(?:GLOBAL|Unsupported class) (\S+)', reason)
         if refused:
             raise ValueError(f'{src} holds {refused[1]} besides weights, and loading it could run any code. '
                              'If you trust where the file comes from: --unsafe-load') from None

@@ -29,7 +29,7 @@ def main():
         check_files(cfg, 'load_from')
         scope = cfg.get('default_scope')
         if scope not in INFERENCERS:
-            raise ValueError(f'CONFIG must be of {" or ".join(INFERENCERS)}, got default_scope={scope!r}')
+            raise ValueError(f'the config must be of {" or ".join(INFERENCERS)}, got default_scope={scope!r}')
         images = find_images(args.images)
         check_images(images, args.out_dir)
     infer = INFERENCERS[scope](cfg, args)

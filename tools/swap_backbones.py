@@ -28,12 +28,13 @@ import torch
 from kcla_mm.cli import dicts
 from mmdet.registry import MODELS
 from mmdet.testing import demo_mm_inputs, demo_mm_proposals, demo_track_inputs
+from mmdet.utils import register_all_modules
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import init_default_scope
 
 FAMILIES = 'ResNet', 'ResNetV1d', 'ResNeXt', 'Res2Net', 'ResNeSt', 'RegNet'
 ZOO = Path(mmdet.__file__).parent / '.mim'
+register_all_modules()  # here, not again in each process
 
 
 def main():
@@ -164,7 +165,6 @@ def train_step(name, size, swapped):
     torch.manual_seed(0)
     np.random.seed(0)
     cfg = read(name)
-    init_default_scope(cfg.get('default_scope', 'mmdet'))
     if 'data_preprocessor' in cfg:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     shrink(cfg.model, size)
@@ -220,7 +220,7 @@ def random_batch(model, size):
     for sample, proposals in zip(batch['data_samples'], demo_mm_proposals([shape] * 2, 20)):
         sample.gt_instances.labels -= 1  # it makes them from 1
         sample.proposals = proposals
-        sample.set_metainfo(dict(homography_matrix=np.eye(3)))
+        sample.set_metainfo(dict(homography_matrix=np.eye(3, dtype=np.float32)))
     if preprocessor == 'MultiBranchDataPreprocessor':
         return {key: {branch: deepcopy(value) for branch in ('sup', 'unsup_teacher', 'unsup_student')}
                 for key, value in batch.items()}
