@@ -40,7 +40,7 @@ if [ "$(cat "$venv/mmcv-built" 2>/dev/null)" != "$built" ]; then
     # It asks for C++17, too old for newer torch headers. Torch's own build step adds what they need.
     sed -i.bak "s/'-std=c++17'//" "$source/setup.py"
     echo "Compiling $mmcv, about 10 minutes on 2 cores; the whole log is in $log"
-    MAX_JOBS=${MAX_JOBS:-$(getconf _NPROCESSORS_ONLN)} NINJA_STATUS='[%f/%t files, %W left] ' \
+    MAX_JOBS=${MAX_JOBS:-$(getconf _NPROCESSORS_ONLN)} PATH=$(dirname "$python"):$PATH NINJA_STATUS='[%f/%t files, %es] ' \
         "$python" -m pip install -v --no-deps --no-build-isolation --no-cache-dir --force-reinstall "$source" 2>&1 |
         tee "$log" | { grep --line-buffered -oE '^ *\[[0-9]+/[0-9]+ files[^]]*\]' || true; } ||
         { tail -n 40 "$log"; fail "mmcv did not compile; the last lines of $log are above"; }
