@@ -53,7 +53,7 @@ def build_runner(cfg):
     if cfg.launcher == 'pytorch' and get_device() == 'cpu':
         torch.distributed.init_process_group('gloo')
         cfg.setdefault('model_wrapper_cfg', dict(
-            type='MMDistributedDataParallel', broadcast_buffers=False,
+            type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False,
             find_unused_parameters=cfg.get('find_unused_parameters', False)))
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 

@@ -31,15 +31,17 @@ from mmdet.testing import demo_mm_inputs, demo_mm_proposals, demo_track_inputs
 from mmdet.utils import register_all_modules
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DefaultScope
 
 FAMILIES = 'ResNet', 'ResNetV1d', 'ResNeXt', 'Res2Net', 'ResNeSt', 'RegNet'
 ZOO = Path(mmdet.__file__).parent / '.mim'
-register_all_modules()  # here, not again in each process
+register_all_modules(init_default_scope=False)  # here, not again in each process
 
 
 def main():
     args = parse_args()
     warnings.simplefilter('ignore')
+    os.chdir(ZOO)  # some configs name others by their path from here
     found = [path.relative_to(ZOO / 'configs') for path in sorted((ZOO / 'configs').rglob('*.py'))]
     names = [str(path) for path in found if '_base_' not in path.parts
              and any(fnmatch(str(path), pattern) for pattern in args.patterns)]
@@ -130,7 +132,6 @@ def check(name, size=128):
     Returns:
         tuple[str, str]: 'ok', 'failed' or 'skipped', and why.
     """
-    os.chdir(ZOO)  # some configs name others by their path from here
     try:
         unused = train_step(name, size, swapped=True)
     except Exception:
@@ -162,14 +163,19 @@ def last_error():
 
 def train_step(name, size, swapped):
     """Trains a zoo config one step. Returns names of trainable backbone parameters that got no gradient."""
-    torch.manual_seed(0)
-    np.random.seed(0)
     cfg = read(name)
     if 'data_preprocessor' in cfg:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     shrink(cfg.model, size)
     if swapped:
         swap(cfg.model)
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        return _train_step(cfg, size)
+
+
+def _train_step(cfg, size):
+    torch.manual_seed(0)
+    np.random.seed(0)
     model = MODELS.build(cfg.model)
     model.init_weights()
     model.train()

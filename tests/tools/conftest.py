@@ -19,7 +19,7 @@ def run_tool():
         environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(HERE), 'CUDA_VISIBLE_DEVICES': ''}
         done = subprocess.run(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               universal_newlines=True)
-        assert done.returncode == status, f'{name} ended with {done.returncode}:\n{done.stdout[-4000:]}'
+        assert done.returncode == status, f'{name} ended with {done.returncode}:\n{done.stdout[-10000:]}'
         return done.stdout
     return run
 
