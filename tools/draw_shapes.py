@@ -1,4 +1,4 @@
-"""Draws a small data set in COCO format: circles, squares and triangles on noisy backgrounds.
+"""Draws a small data set in COCO format: bright circles, squares and triangles on noisy backgrounds.
 
     python tools/draw_shapes.py data/shapes
 
@@ -18,11 +18,13 @@ from pycocotools import mask as coco_mask
 CATEGORIES = ('circle', 'square', 'triangle')
 CROWD_SHARE = 0.2  # of the images have a crowd
 MAX_OVERLAP = 0.2  # of the smaller of two objects
+MIN_CONTRAST = 200  # by which an object is brighter than the mean background, all channels together
+TURN = 0.2  # radians, either way
 
 
 def draw_background(rng, size):
-    """A slope from one colour to another with noise on it: (size, size, 3) float."""
-    start, end = rng.uniform(0, 255, (2, 3))
+    """A slope from one dark colour to another with noise on it: (size, size, 3) float."""
+    start, end = rng.uniform(10, 110, (2, 3))
     direction = rng.normal(size=2)
     slope = np.mgrid[:size, :size].T @ direction
     slope = (slope - slope.min()) / np.ptp(slope)
@@ -30,7 +32,7 @@ def draw_background(rng, size):
 
 
 def shape_mask(rng, size, category, root_area, centre):
-    """The mask, (size, size) bool, of a turned shape whose area is about ``root_area`` squared.
+    """The mask, (size, size) bool, of a slightly turned shape whose area is about ``root_area`` squared.
 
     Worked out in whole numbers: OpenCV fills a polygon differently from one release to the next.
     """
@@ -38,8 +40,8 @@ def shape_mask(rng, size, category, root_area, centre):
     if category == 'circle':
         x, y, radius = np.rint([*centre, root_area / np.sqrt(np.pi)]).astype(int)
         return (columns - x)**2 + (rows - y)**2 <= radius**2
-    corners = {'square': 4, 'triangle': 3}[category]
-    angles = rng.uniform(0, 2 * np.pi) + 2 * np.pi / corners * np.arange(corners)
+    corners, first = {'square': (4, np.pi / 4), 'triangle': (3, -np.pi / 2)}[category]
+    angles = first + rng.uniform(-TURN, TURN) + 2 * np.pi / corners * np.arange(corners)
     radius = root_area / np.sqrt(corners / 2 * np.sin(2 * np.pi / corners))
     points = np.rint(np.asarray(centre) + radius * np.stack([np.cos(angles), np.sin(angles)], 1)).astype(int)
     inside = np.ones((size, size), bool)
@@ -67,7 +69,7 @@ def draw_image(rng, size):
         if any((mask & other).sum() > MAX_OVERLAP * min(mask.sum(), other.sum()) for _, other, _ in objects):
             return
         colour = background
-        while np.abs(colour - background).sum() < 150:
+        while (colour - background).sum() < MIN_CONTRAST:
             colour = rng.uniform(0, 255, 3)
         image[mask] = colour + rng.normal(0, 6, (mask.sum(), 3))
         for _, other, _ in objects:
@@ -80,7 +82,7 @@ def draw_image(rng, size):
         masks = [shape_mask(rng, size, CATEGORIES[category], rng.uniform(7, 11), middle + offset)
                  for offset in rng.uniform(-0.15 * size, 0.15 * size, (12, 2))]
         add(category, np.any(masks, axis=0), True)
-    for _ in range(rng.integers(2, 7)):
+    for _ in range(rng.integers(3, 9)):
         category = rng.integers(len(CATEGORIES))
         root_area = np.exp(rng.uniform(np.log(16), np.log(0.55 * size)))
         margin = 0.5 * root_area
