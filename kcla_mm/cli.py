@@ -1,7 +1,7 @@
 """What the tools share: configs by file or zoo name, and checks before anything is built."""
 import os
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def user_errors():
 
 def config_parser(description):
     """An argument parser with what training and testing have in common."""
-    parser = ArgumentParser(description=description)
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument('config', help='a file, or a zoo name such as mmdet::retinanet/retinanet_r50_fpn_1x_coco.py or '
                         'kcla_mm::faster_rcnn_r101_kcla_coco.py')
     parser.add_argument('--work-dir', help='where logs and checkpoints go (default: work_dir of the config, or '
@@ -130,7 +130,7 @@ def check_files(cfg, *parts):
                  for path in sorted(paths)]
         raise FileNotFoundError(
             f'{missing[0]} does not exist. Looked, in {os.getcwd()}, for\n' + '\n'.join(lines) +
-            '\nLink a data set to where it should be (ln -s /path/of/coco data/coco), or change an entry with '
+            '\nPut what is missing there, or link it (ln -s /path/of/coco data/coco), or change an entry with '
             '--cfg-options.')
 
 

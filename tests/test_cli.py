@@ -18,7 +18,7 @@ def folder(tmp_path, monkeypatch):
 
 
 COCO = dict(type='CocoDataset', data_root='coco', ann_file='train.json', data_prefix=dict(img='train/'))
-VOC = dict(type='XMLDataset', data_root='voc', ann_file='train.txt', data_prefix=dict(img_path='images', sub_data_root=''))
+VOC = dict(type='XMLDataset', data_root='voc', ann_file='train.txt', data_prefix=dict(img='images', sub_data_root=''))
 
 
 def loader(dataset):
@@ -48,7 +48,7 @@ def test_all_that_should_be_there_is_listed(folder):
     cfg.val_evaluator = [dict(type='CocoMetric', ann_file='coco/val.json')]
     with pytest.raises(FileNotFoundError) as error:
         check_files(cfg, 'load_from', 'train_dataloader', 'val_dataloader', 'val_evaluator')
-    assert re.findall(r'(missing|found) +(\S+) +(\S+)', str(error.value)) == [
+    assert re.findall(r'^ +(missing|found) +(\S+) +(\S+)$', str(error.value), re.M) == [
         ('missing', 'coco/annotations/no.json', 'train_dataloader.dataset.ann_file'),
         ('found', 'coco/train/', 'train_dataloader.dataset.data_prefix.img'),
         ('found', 'coco/val.json', 'val_evaluator.0.ann_file'),

@@ -19,18 +19,22 @@ from kcla_mm.backbones.mmdet import KCLAResNet
 from kcla_mm.cli import user_errors
 
 STATE_DICTS = 'state_dict', 'model', 'model_state', 'model_state_dict'  # where training checkpoints keep it
-RENAMED = [  # first match; the attention of a block is its child here
-    (r'layer(\d)\.layers\.(\d+)\.', r'layer\1.\2.'),
-    (r'layer(\d)\.attention\.(\d+)\.Wq\.weight$', r'layer\1.\2.layer_attention.query'),
-    (r'layer(\d)\.attention\.(\d+)\.Wk\.weight$', r'layer\1.\2.layer_attention.key'),
-    (r'layer(\d)\.attention\.(\d+)\.Wv\.weight$', r'layer\1.\2.layer_attention.value'),
-    (r'layer(\d)\.attention\.(\d+)\.head_att\.weight$', r'layer\1.\2.layer_attention.gate'),
-    (r'layer(\d)\.attention\.(\d+)\.bn_attention\.', r'layer\1.\2.layer_attention.norm.'),
-    (r'layer(\d)\.attention\.(\d+)\.adjust_channel\.weight$', r'layer\1.\2.layer_attention.memory_conv'),
-    (r'layer(\d)\.attention\.(\d+)\.u_Wk\.weight$', r'layer\1.\2.layer_attention.memory_key'),
-    (r'layer(\d)\.attention\.(\d+)\.u_bn\.', r'layer\1.\2.layer_attention.memory_norm.'),
-    (r'(conv1|bn1)\.', r'\1.'),
-]
+ATTENTION = {  # names in the attention of a block, which is the block's child here
+    r'Wq\.weight$': 'query',
+    r'Wk\.weight$': 'key',
+    r'Wv\.weight$': 'value',
+    r'head_att\.weight$': 'gate',
+    r'bn_attention\.': 'norm.',
+    r'adjust_channel\.weight$': 'memory_conv',
+    r'u_Wk\.weight$': 'memory_key',
+    r'u_bn\.': 'memory_norm.',
+}
+RENAMED = {
+    r'(conv1|bn1)\.': r'\1.',
+    r'layer(\d)\.layers\.(\d+)\.': r'layer\1.\2.',
+    **{r'layer(\d)\.attention\.(\d+)\.' + name: r'layer\1.\2.layer_attention.' + new
+       for name, new in ATTENTION.items()},
+}
 DROPPED = {
     r'fc\.': 'classifier',
     r'.*\.norm_d$': 'constant',
@@ -111,7 +115,8 @@ def convert(source):
     Raises:
         ValueError: If it is not the state dict of a published KCLA ImageNet model.
     """
-    if not (isinstance(source, dict) and source and all(torch.is_tensor(value) for value in source.values())):
+    if not (isinstance(source, dict) and source
+            and all(isinstance(key, str) and torch.is_tensor(value) for key, value in source.items())):
         raise ValueError(f'no state dict, bare or under {" or ".join(map(repr, STATE_DICTS))}')
     if all(key.startswith('module.') for key in source):
         source = {key[len('module.'):]: value for key, value in source.items()}
@@ -121,7 +126,7 @@ def convert(source):
         if reason:
             dropped[key] = reason
             continue
-        for pattern, new in RENAMED:
+        for pattern, new in RENAMED.items():
             renamed, matched = re.subn('^' + pattern, new, key)
             if matched:
                 state_dict[renamed] = value

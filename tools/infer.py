@@ -5,7 +5,6 @@
 Of photos/a.jpg come results/vis/a.jpg and results/preds/a.json: labels (indices of the classes), scores, boxes (x1, y1,
 x2, y2) and, where the model predicts them, masks (run-length encoded).
 """
-import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib.util import find_spec
@@ -22,8 +21,8 @@ EXTENSIONS = '.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', 
 
 
 def main():
-    args = parse_args()
     with user_errors():
+        args = parse_args()
         cfg = read_config(args.config, args.cfg_options)
         cfg.load_from = args.checkpoint
         check_files(cfg, 'load_from')

@@ -86,7 +86,8 @@ def has_backbone(name):
     try:
         return bool(swap(read(name).get('model')))
     except Exception:
-        return False  # not a config of its own, or one that is broken
+        print(f'passing over {name}, which cannot be read: {last_error()}', flush=True)
+        return False
 
 
 def swap(model):

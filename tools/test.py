@@ -16,9 +16,9 @@ from kcla_mm.cli import build_runner, check_files, config_parser, load_config, u
 
 
 def main():
-    args = parse_args()
     with ExitStack() as stack:
         with user_errors():
+            args = parse_args()
             cfg = load_config(args)
             cfg.load_from = args.checkpoint
             check_files(cfg, 'load_from', 'test_dataloader', 'test_evaluator')
@@ -32,7 +32,8 @@ def main():
 def parse_args():
     parser = config_parser(__doc__)
     parser.add_argument('checkpoint', help='a file or URL')
-    parser.add_argument('--out', metavar='FILE', help='write the results: NAME.json gives NAME.bbox.json and, of masks, '
+    parser.add_argument('--out', metavar='FILE',
+                        help='write the results: NAME.json gives NAME.bbox.json and, of masks, '
                         "NAME.segm.json, in COCO's format; NAME.pkl gives a list of all that the model predicts")
     parser.add_argument('--show-dir', metavar='DIR',
                         help='draw each image there, its annotations on the left and the results on the right')

@@ -28,8 +28,8 @@ def published(backbone):
         else:
             source['.'.join([stage, 'layers', block, *rest])] = value
     constants = {re.sub('Wq.weight$', 'norm_d', key): torch.ones(4) for key in source if key.endswith('Wq.weight')}
-    unused = {'layer1.attention.0.adjust_channel.weight': torch.ones(1), 'layer1.attention.0.u_Wk.weight': torch.ones(1),
-              **{f'layer1.attention.0.u_bn.{name}': torch.ones(1) for name in NORM}}
+    unused = {f'layer1.attention.0.{name}': torch.ones(1)
+              for name in ('adjust_channel.weight', 'u_Wk.weight', *(f'u_bn.{name}' for name in NORM))}
     if backbone.depth > 50:
         unused['layer3.attention.11.adjust_channel.weight'] = torch.ones(1)
     classifier = {'fc.weight': torch.ones(10, backbone.feat_dim), 'fc.bias': torch.ones(10)}
@@ -45,7 +45,7 @@ def draw(backbone):
 
 WRAPPERS = {
     'bare': lambda weights: weights,
-    'training': lambda weights: dict(epoch=99, arch='kcla', state_dict=weights, best_acc1=torch.tensor(77.), optimizer={}),
+    'training': lambda weights: dict(epoch=99, state_dict=weights, best_acc1=torch.tensor(77.), optimizer={}),
     'model': lambda weights: dict(model=weights, epoch=99),
     'DataParallel': lambda weights: dict(state_dict={f'module.{key}': value for key, value in weights.items()}),
 }
@@ -116,6 +116,7 @@ def broken(**changes):
     (lambda: dict(epoch=3, weights=small()), 'no state dict, bare or under'),
     (lambda: [1, 2], 'no state dict, bare or under'),
     (lambda: {}, 'no state dict, bare or under'),
+    (lambda: {1: torch.ones(1)}, 'no state dict, bare or under'),
     (lambda: KCLAResNet(18, attention=None).state_dict(), 'it has 114 unknown entries such as layer1.0.conv1.weight'),
     (lambda: broken(**{'layer1.attention.0.Wo.weight': torch.ones(1)}), 'such as layer1.attention.0.Wo.weight'),
     (lambda: broken(**{'layer2.attention.1.Wq.weight': None}), 'Missing key.*layer2.1.layer_attention.query'),
