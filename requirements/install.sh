@@ -20,7 +20,7 @@ done
 command -v "${CXX:-c++}" >/dev/null ||
     fail "a C++ compiler is needed to compile mmcv, and ${CXX:-c++} is not on the PATH; on Debian and Ubuntu: apt install g++"
 
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv"
 python=$(cd "$venv" && pwd)/bin/python
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
@@ -40,10 +40,13 @@ if [ "$(cat "$venv/mmcv-built" 2>/dev/null)" != "$built" ]; then
     # It asks for C++17, too old for newer torch headers. Torch's own build step adds what they need.
     sed -i.bak "s/'-std=c++17'//" "$source/setup.py"
     echo "Compiling $mmcv, about 10 minutes on 2 cores; the whole log is in $log"
-    MAX_JOBS=${MAX_JOBS:-$(getconf _NPROCESSORS_ONLN)} PATH=$(dirname "$python"):$PATH NINJA_STATUS='[%f/%t files, %es] ' \
+    # The environment's ninja comes first: one elsewhere on the PATH may be too old to tell the time left.
+    PATH=$(dirname "$python"):$PATH MAX_JOBS=${MAX_JOBS:-$(getconf _NPROCESSORS_ONLN)} \
+        NINJA_STATUS='[%f/%t files, about %W left] ' \
         "$python" -m pip install -v --no-deps --no-build-isolation --no-cache-dir --force-reinstall "$source" 2>&1 |
         tee "$log" | { grep --line-buffered -oE '^ *\[[0-9]+/[0-9]+ files[^]]*\]' || true; } ||
-        { tail -n 40 "$log"; fail "mmcv did not compile; the last lines of $log are above"; }
+        { grep -E '(error|fatal):? ' "$log" | head -n 20 || true; tail -n 20 "$log"
+          fail "mmcv did not compile; the errors in $log and its last lines are above"; }
     echo "$built" > "$venv/mmcv-built"
     rm -rf "$source"
 fi
