@@ -10,6 +10,8 @@ else
   RUN = CUDA_VISIBLE_DEVICES= $(VENV)/bin/python
 endif
 
+# Threads that wait by spinning make a machine that has anything else to do many times slower.
+export OMP_WAIT_POLICY ?= passive
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 CONFIG = configs/faster_rcnn_r18_kcla_shapes.py
