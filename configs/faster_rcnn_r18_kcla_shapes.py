@@ -66,7 +66,7 @@ test_cfg = dict(type='TestLoop')
 optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=30),
-    dict(type='CosineAnnealingLR', begin=30, by_epoch=False, eta_min=1e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False),
 ]
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=1))
 randomness = dict(seed=0)
