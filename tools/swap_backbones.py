@@ -49,9 +49,9 @@ def main():
         sys.exit(f'error: none of the {len(found)} configs in {ZOO / "configs"} matches {" ".join(args.patterns)}')
     print(f'Reading {len(names)} configs ...', flush=True)
     names = [name for name in names if has_backbone(name)]
+    print(f'{len(names)} of them have a backbone of type {", ".join(FAMILIES)}', flush=True)
     if args.limit and args.limit < len(names):
         names = [names[i * len(names) // args.limit] for i in range(args.limit)]
-    print(f'{len(names)} of them have a backbone of type {", ".join(FAMILIES)}', flush=True)
     if args.list:
         print(*names, sep='\n')
         return
