@@ -74,7 +74,10 @@ def parse_args():
     parser.add_argument('--limit', type=int, help='run no more than this many, spread evenly over those that match')
     parser.add_argument('--size', type=int, default=128, help='height and width of the images (default: 128)')
     parser.add_argument('--list', action='store_true', help='only list what would be run')
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.limit is not None and args.limit < 1:
+        parser.error(f'--limit must be at least 1, got {args.limit}')
+    return args
 
 
 def read(name):
