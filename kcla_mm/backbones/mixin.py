@@ -7,6 +7,7 @@ import torch
 from mmcv.cnn import build_norm_layer
 from mmengine.logging import print_log
 from mmengine.model import Sequential
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kcla_mm.layer_attention import create_layer_attention
@@ -31,7 +32,8 @@ class LayerAttentionStage(Sequential):
     def forward(self, x):
         if not _forward_pass.running:
             raise RuntimeError(f'a stage of {self.backbone_name} was called by hand, which would go round layer '
-                               'attention: call the whole backbone, or build it with attention=None')
+                               'attention: call the whole backbone, or build it with attention=None (to recompute '
+                               'activations, use with_cp=True: a single stage cannot be called again)')
         state = _forward_pass.state
         for block in self:
             attention = block.layer_attention
@@ -63,6 +65,15 @@ class LayerAttentionMixin:
         ValueError: If an argument of the layer attention is out of its range.
     """
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        before = cls.__mro__[1:cls.__mro__.index(LayerAttentionMixin)]
+        networks = [base.__name__ for base in before
+                    if issubclass(base, nn.Module) and not issubclass(base, LayerAttentionMixin)]
+        if networks:
+            raise TypeError(f'LayerAttentionMixin must come before the network: class {cls.__name__}('
+                            f'LayerAttentionMixin, {networks[0]})')
+
     def __init__(self, *args, attention=dict(type='KCLA'), **kwargs):
         if not (attention is None or isinstance(attention, dict)):
             raise TypeError(f"attention must be None or a dict such as dict(type='KCLA'), got {attention!r}")
@@ -75,8 +86,8 @@ class LayerAttentionMixin:
                 raise
             raise TypeError(f'{error}; {type(self).__name__} accepts {", ".join(_accepted_arguments(type(self)))}') \
                 from None
-        if attention is not None and not all(
-                isinstance(getattr(self, name), LayerAttentionStage) for name in self.res_layers):
+        stages = [getattr(self, name) for name in getattr(self, 'res_layers', [])]
+        if attention is not None and not (stages and all(isinstance(s, LayerAttentionStage) for s in stages)):
             raise TypeError(f'{type(self).__name__} does not build its stages with make_res_layer: '
                             'layer attention cannot be joined to it')
 
@@ -99,7 +110,7 @@ class LayerAttentionMixin:
         norm_cfg = options.pop('norm_cfg', None) or dict(norm_cfg, requires_grad=True)
         try:
             return create_layer_attention(options.pop('type'), channels, block, previous_channels, stride,
-                                          norm_layer=lambda c: build_norm_layer(norm_cfg, c)[1], **options)
+                                          lambda c: build_norm_layer(norm_cfg, c)[1], **options)
         except (TypeError, ValueError) as error:
             raise type(error)(f'attention={self.attention}: {error}') from None
 

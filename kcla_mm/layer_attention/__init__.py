@@ -14,7 +14,7 @@ __all__ = ['KCLA', 'BaseLayerAttention', 'DepthMemory', 'LAYER_ATTENTIONS', 'cre
 LAYER_ATTENTIONS = {'KCLA': KCLA}
 
 
-def create_layer_attention(type, channels, block=0, previous_channels=None, stride=1, norm_layer=nn.BatchNorm2d,
+def create_layer_attention(type, channels, block=0, previous_channels=None, stride=1, norm_layer=nn.BatchNorm2d, /,
                            **options):
     """Makes the layer attention of one residual block.
 

@@ -1,7 +1,7 @@
 """What every layer attention shares: its interface, its checks, and the arithmetic on pooled descriptors."""
 import math
 from contextlib import contextmanager, nullcontext
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ class BaseLayerAttention(nn.Module):
     def __init__(self, channels, block=0, previous_channels=None, stride=1, *, head_channels, drop_path,
                  init_scale, with_cp, norm_layer):
         super().__init__()
-        if isinstance(head_channels, bool) or not isinstance(head_channels, int) or head_channels < 1:
+        if isinstance(head_channels, bool) or not isinstance(head_channels, Integral) or head_channels < 1:
             raise ValueError(f'head_channels must be a positive integer, got {head_channels!r}')
         if channels % head_channels:
             divisors = [d for d in range(1, channels + 1) if channels % d == 0]

@@ -290,6 +290,16 @@ def test_ones_own_resnet():
     with pytest.raises(TypeError, match=r"argument 'tims'; MyNet accepts attention, .*depth, .*times"):
         MyNet(depth=18, tims=3)
 
+    with pytest.raises(TypeError, match=r'before the network: class Swapped\(LayerAttentionMixin, MyResNet\)'):
+        class Swapped(MyResNet, LayerAttentionMixin):
+            pass
+
+    class NoStages(LayerAttentionMixin, nn.Module):
+        pass
+
+    with pytest.raises(TypeError, match='NoStages does not build its stages with make_res_layer'):
+        NoStages()
+
     class MyTrident(LayerAttentionMixin, TridentResNet):
         pass
 
@@ -302,6 +312,7 @@ def test_ones_own_resnet():
     (dict(type='KLCA'), ValueError, r"attention type must be one of \['KCLA'\], got 'KLCA'"),
     (dict(type=nn.Conv2d), ValueError, 'attention type must be one of'),
     (dict(heads=2), TypeError, "KCLA has no argument 'heads'; it accepts cross_stage, drop_path"),
+    (dict(channels=2), TypeError, "KCLA has no argument 'channels'; it accepts"),
     (dict(init_scale=-1.), ValueError, 'init_scale must be a positive number, got -1.0'),
     (dict(head_channels=48), ValueError, 'head_channels=48 does not divide the 64 channels of a stage'),
     ('KCLA', TypeError, "attention must be None or a dict such as dict.type='KCLA'., got 'KCLA'"),
