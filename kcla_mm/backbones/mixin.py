@@ -127,10 +127,10 @@ class LayerAttentionMixin:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         keys = [key for key in state_dict if key.startswith(prefix + 'layer')]
         if self.attention is not None and keys and not any('.layer_attention.' in key for key in keys):
-            attention = getattr(self, self.res_layers[0])[0].layer_attention
-            print_log(f'The checkpoint has the weights of a plain network, none of layer attention: '
-                      f'{type(self).__name__} starts near it, with {type(attention).__name__} at '
-                      f'init_scale={attention.init_scale}.', logger='current', level=logging.WARNING)
+            init_scale = getattr(self, self.res_layers[0])[0].layer_attention.init_scale
+            print_log(f'The checkpoint has no layer attention: that of {type(self).__name__} starts at '
+                      f'init_scale={init_scale}, {"near" if init_scale <= 0.01 else "far from"} the plain network.',
+                      logger='current', level=logging.WARNING)
 
 
 def _with_shortcut(block, x):

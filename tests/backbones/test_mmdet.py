@@ -119,7 +119,10 @@ def test_the_log_says_when_a_checkpoint_has_no_attention(tmp_path, capsys):
     torch.save(build('ResNet').state_dict(), checkpoint)
     network = build(init_cfg=dict(type='Pretrained', checkpoint=str(checkpoint)))
     log = log_of(network.init_weights, capsys)
-    assert 'none of layer attention: KCLAResNet starts near it, with KCLA at init_scale=0.001' in log
+    assert 'no layer attention: that of KCLAResNet starts at init_scale=0.001, near the plain network' in log
+    strong = build(attention=dict(init_scale=1.))
+    log = log_of(lambda: strong.load_state_dict(torch.load(checkpoint), strict=False), capsys)
+    assert 'starts at init_scale=1.0, far from the plain network' in log
     assert torch.equal(network.conv1.weight, torch.load(checkpoint)['conv1.weight'])
     for attention in attentions(network).values():
         assert (attention.norm.weight == 1e-3).all()
