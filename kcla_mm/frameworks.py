@@ -10,6 +10,7 @@ NEEDED = {
 }
 FRAMEWORKS = {
     'mmdet': ('3.1.0', '4.0.0', 'mmdet==3.3.0 or onedl-mmdetection==3.5.1'),
+    'mmseg': ('1.1.0', '2.0.0', 'mmsegmentation==1.2.2 or onedl-mmsegmentation==1.4.2'),
 }
 
 

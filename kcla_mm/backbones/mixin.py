@@ -10,7 +10,7 @@ from mmengine.model import Sequential
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kcla_mm.layer_attention import create_layer_attention
+from kcla_mm.layer_attention import create_layer_attention, layer_attention_class
 
 
 class _ForwardPass(threading.local):
@@ -109,10 +109,16 @@ class LayerAttentionMixin:
         options = {'type': 'KCLA', **self.attention}
         norm_cfg = options.pop('norm_cfg', None) or dict(norm_cfg, requires_grad=True)
         try:
-            return create_layer_attention(options.pop('type'), channels, block, previous_channels, stride,
+            cls = layer_attention_class(options.pop('type'))
+            options.setdefault('head_channels', self.default_head_channels(cls))
+            return create_layer_attention(cls, channels, block, previous_channels, stride,
                                           lambda c: build_norm_layer(norm_cfg, c)[1], **options)
         except (TypeError, ValueError) as error:
             raise type(error)(f'attention={self.attention}: {error}') from None
+
+    def default_head_channels(self, cls):
+        """The head width of a layer attention, a subclass of `BaseLayerAttention`, where ``attention`` says none."""
+        return inspect.signature(cls).parameters['head_channels'].default
 
     def forward(self, *args, **kwargs):
         """As the plain network's."""

@@ -41,7 +41,7 @@ class KCLARegNet(LayerAttentionMixin, RegNet):
     """MMDetection's RegNet with layer attention: its arguments, and ``attention`` of `LayerAttentionMixin`.
 
     Few RegNets have stages of multiples of 64 channels: ``head_channels`` of the attention defaults to the largest
-    width up to 64 that divides them all, such as 48 for ``regnetx_3.2gf``.
+    width, up to its usual one, that divides them all, such as 48 for ``regnetx_3.2gf`` with KCLA.
     """
 
     def __init__(self, *args, **kwargs):
@@ -51,9 +51,6 @@ class KCLARegNet(LayerAttentionMixin, RegNet):
         finally:
             Bottleneck.expansion = expansion  # RegNet changes the class while it builds, and leaves it so on an error
 
-    def make_res_layer(self, **kwargs):
-        if self.attention is not None:
-            common = reduce(gcd, self.stage_widths)
-            head_channels = max(d for d in range(1, 65) if common % d == 0)
-            self.attention.setdefault('head_channels', head_channels)
-        return super().make_res_layer(**kwargs)
+    def default_head_channels(self, cls):
+        common = reduce(gcd, self.stage_widths)
+        return max(d for d in range(1, super().default_head_channels(cls) + 1) if common % d == 0)

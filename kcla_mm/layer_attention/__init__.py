@@ -9,9 +9,18 @@ from torch import nn
 from .base import BaseLayerAttention
 from .kcla import KCLA, DepthMemory
 
-__all__ = ['KCLA', 'BaseLayerAttention', 'DepthMemory', 'LAYER_ATTENTIONS', 'create_layer_attention']
+__all__ = ['KCLA', 'BaseLayerAttention', 'DepthMemory', 'LAYER_ATTENTIONS', 'create_layer_attention',
+           'layer_attention_class']
 
 LAYER_ATTENTIONS = {'KCLA': KCLA}
+
+
+def layer_attention_class(type):
+    """The class of a layer attention's name, or of itself; see :func:`create_layer_attention`."""
+    cls = LAYER_ATTENTIONS.get(type, type) if isinstance(type, str) else type
+    if not (inspect.isclass(cls) and issubclass(cls, BaseLayerAttention)):
+        raise ValueError(f'attention type must be one of {sorted(LAYER_ATTENTIONS)}, got {type!r}')
+    return cls
 
 
 def create_layer_attention(type, channels, block=0, previous_channels=None, stride=1, norm_layer=nn.BatchNorm2d, /,
@@ -31,9 +40,7 @@ def create_layer_attention(type, channels, block=0, previous_channels=None, stri
         ValueError: If ``type`` or an option's value is not known.
         TypeError: If an option is not one of that layer attention.
     """
-    cls = LAYER_ATTENTIONS.get(type, type) if isinstance(type, str) else type
-    if not (inspect.isclass(cls) and issubclass(cls, BaseLayerAttention)):
-        raise ValueError(f'attention type must be one of {sorted(LAYER_ATTENTIONS)}, got {type!r}')
+    cls = layer_attention_class(type)
     accepted = {name for name, parameter in inspect.signature(cls).parameters.items()
                 if parameter.kind is parameter.KEYWORD_ONLY} - {'norm_layer'}
     unknown = sorted(set(options) - accepted)
