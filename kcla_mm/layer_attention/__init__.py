@@ -8,11 +8,12 @@ from torch import nn
 
 from .base import BaseLayerAttention
 from .kcla import KCLA, DepthMemory
+from .mrla_light import MRLALight
 
-__all__ = ['KCLA', 'BaseLayerAttention', 'DepthMemory', 'LAYER_ATTENTIONS', 'create_layer_attention',
+__all__ = ['KCLA', 'MRLALight', 'BaseLayerAttention', 'DepthMemory', 'LAYER_ATTENTIONS', 'create_layer_attention',
            'layer_attention_class']
 
-LAYER_ATTENTIONS = {'KCLA': KCLA}
+LAYER_ATTENTIONS = {cls.__name__: cls for cls in (KCLA, MRLALight)}
 
 
 def layer_attention_class(type):

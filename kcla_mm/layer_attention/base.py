@@ -82,7 +82,14 @@ class BaseLayerAttention(nn.Module):
 
         Returns:
             tuple: The output, of x's shape and dtype, and the state for the next block.
+
+        Raises:
+            ValueError: If ``shortcut`` is needed but None, or not of x's shape.
         """
+        if self.needs_shortcut and (shortcut is None or shortcut.shape != x.shape):
+            raise ValueError(f"{type(self).__name__} needs shortcut, the block's identity branch after its downsample, "
+                             f'of the shape of x, {tuple(x.shape)}; got '
+                             f'{shortcut if shortcut is None else tuple(shortcut.shape)}')
         if self.with_cp and torch.is_grad_enabled():
             return checkpoint(self.attend, x, state, shortcut, use_reentrant=False,
                               context_fn=lambda: (nullcontext(), _frozen_statistics(self)))
@@ -93,8 +100,8 @@ class BaseLayerAttention(nn.Module):
         raise NotImplementedError
 
     def split_heads(self, descriptor):
-        """(N, C) -> (N, heads, head_channels)."""
-        return descriptor.unflatten(1, (self.heads, self.head_channels))
+        """(..., C) -> (..., heads, head_channels)."""
+        return descriptor.unflatten(-1, (self.heads, self.head_channels))
 
     def per_channel(self, heads):
         """A number for each head, (N, heads), as one for each channel that broadcasts to a map: (N, C, 1, 1)."""
@@ -124,13 +131,13 @@ def channel_kernel_size(channels):
 
 
 def channel_conv(descriptor, weight):
-    """Convolves along the channel axis: (N, C) with a filter of (1, 1, k), zero padding, no bias -> (N, C).
+    """Convolves along the channel axis: (..., C) with a filter of (1, 1, k), zero padding, no bias -> (..., C).
 
     Written as a sum of products because autocast would lower a real convolution to half precision, where queries
     and keys overflow.
     """
     kernel_size = weight.shape[-1]
-    windows = F.pad(descriptor, (kernel_size // 2, kernel_size // 2)).unfold(1, kernel_size, 1)
+    windows = F.pad(descriptor, (kernel_size // 2, kernel_size // 2)).unfold(-1, kernel_size, 1)
     return (windows * weight.to(descriptor.dtype).flatten()).sum(-1)
 
 
