@@ -33,6 +33,7 @@ setup(
     license='Apache-2.0',
     python_requires='>=3.8',
     packages=find_packages(include=['kcla_mm', 'kcla_mm.*']),
+    package_data={'kcla_mm.segmentation': ['kvasir_seg/*.txt']},
     cmdclass={'build_py': BuildWithMim},
     zip_safe=False,
 )

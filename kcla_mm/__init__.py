@@ -16,3 +16,7 @@ if find_spec('mmengine'):
 
     __all__ += ['backbones', 'config_path']
     register_configs()
+    if 'mmseg' in backbones.FRAMEWORKS:
+        from . import segmentation
+
+        __all__ += ['segmentation']

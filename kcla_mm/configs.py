@@ -38,9 +38,14 @@ def register_configs() -> None:
 
     MMEngine finds only the packages it lists, and would put the types of a
     base from ``kcla_mm`` in a scope of that name; they belong in the scope of
-    the framework's config underneath.
+    the framework's config underneath. It is also taught to find the configs of
+    ``mmseg::`` in every release of MMSegmentation.
     """
     from mmengine.config import Config
+    from mmengine.config.utils import MODULE2PACKAGE
+    from mmengine.utils import is_installed
+    if is_installed('mmseg') and not is_installed('mmsegmentation'):
+        MODULE2PACKAGE['mmseg'] = 'mmseg'  # onedl-mmsegmentation: MMEngine looks for the original's name alone
     original = Config._get_cfg_path
     if getattr(original, 'knows_kcla_mm', False):
         return

@@ -11,6 +11,7 @@ NEEDED = {
 FRAMEWORKS = {
     'mmdet': ('3.1.0', '4.0.0', 'mmdet==3.3.0 or onedl-mmdetection==3.5.1'),
     'mmseg': ('1.1.0', '2.0.0', 'mmsegmentation==1.2.2 or onedl-mmsegmentation==1.4.2'),
+    'mmpretrain': ('1.0.0', '2.0.0', 'mmpretrain==1.2.0 or onedl-mmpretrain==1.3.6'),
 }
 
 
@@ -49,6 +50,9 @@ def import_installed(package):
 
     A framework that is installed but does not import is passed over with a warning as long as another one does.
 
+    Returns:
+        list[str]: The frameworks whose modules were imported.
+
     Raises:
         ImportError: If no framework is left.
     """
@@ -67,3 +71,4 @@ def import_installed(package):
         raise ImportError('; '.join(f'{name}: {error}' for name, error in errors.items()))
     for name, error in errors.items():
         warnings.warn(f'kcla_mm leaves {name} out, which does not import: {error}')
+    return [name for name in installed if name not in errors]

@@ -5,6 +5,6 @@ check_needed()  # before anything imports what may be missing
 
 from .mixin import LayerAttentionMixin  # noqa: E402
 
-__all__ = ['LayerAttentionMixin']
+__all__ = ['FRAMEWORKS', 'LayerAttentionMixin']
 
-import_installed(__name__)
+FRAMEWORKS = import_installed(__name__)  # those that have our backbones
