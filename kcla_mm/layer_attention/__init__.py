@@ -7,13 +7,18 @@ import inspect
 from torch import nn
 
 from .base import BaseLayerAttention
+from .dla_light import DLALight
 from .kcla import KCLA, DepthMemory
+from .layer_attention import LayerAttention
+from .linear_layer_attention import LinearLayerAttention
+from .mrla_base import MRLABase
 from .mrla_light import MRLALight
 
-__all__ = ['KCLA', 'MRLALight', 'BaseLayerAttention', 'DepthMemory', 'LAYER_ATTENTIONS', 'create_layer_attention',
-           'layer_attention_class']
+__all__ = ['KCLA', 'LayerAttention', 'LinearLayerAttention', 'MRLABase', 'MRLALight', 'DLALight', 'BaseLayerAttention',
+           'DepthMemory', 'LAYER_ATTENTIONS', 'create_layer_attention', 'layer_attention_class']
 
-LAYER_ATTENTIONS = {cls.__name__: cls for cls in (KCLA, MRLALight)}
+LAYER_ATTENTIONS = {cls.__name__: cls
+                    for cls in (KCLA, LayerAttention, LinearLayerAttention, MRLABase, MRLALight, DLALight)}
 
 
 def layer_attention_class(type):

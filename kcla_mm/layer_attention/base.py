@@ -107,6 +107,17 @@ class BaseLayerAttention(nn.Module):
         """A number for each head, (N, heads), as one for each channel that broadcasts to a map: (N, C, 1, 1)."""
         return heads.repeat_interleave(self.head_channels, 1)[..., None, None]
 
+    def weighted_sum(self, maps, weights):
+        """Sum of T maps, (N, C, H, W) each, weighted head by head with (N, T, heads): (N, C, H, W).
+
+        Added up one by one: stacking them would copy all maps anew in every block.
+        """
+        total = None
+        for map, weight in zip(maps, weights.unbind(1)):
+            weight = self.per_channel(weight).to(map.dtype)
+            total = weight * map if total is None else total.addcmul_(weight.to(total.dtype), map.to(total.dtype))
+        return total
+
     def drop(self, attention):
         """Stochastic depth: drops whole samples in training, and scales up those that stay."""
         if not self.training or self.drop_path == 0:
@@ -122,6 +133,14 @@ class BaseLayerAttention(nn.Module):
 def pool(x):
     """Global average pooling, (N, C, H, W) -> (N, C), in float32 at least: half precision would overflow."""
     return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def without_autocast(device):
+    """A context without autocast, which would lower matrix products to half precision, where descriptors overflow."""
+    try:
+        return torch.autocast(device.type, enabled=False)
+    except RuntimeError:  # a device that has no autocast, such as meta
+        return nullcontext()
 
 
 def channel_kernel_size(channels):

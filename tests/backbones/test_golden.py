@@ -1,4 +1,4 @@
-"""The backbones compute what the published implementation computes, forward and backward."""
+"""The backbones compute what the published implementations compute, forward and backward."""
 import re
 
 import pytest
@@ -8,30 +8,49 @@ from mmdet.registry import MODELS
 import kcla_mm  # noqa: F401
 from tests.golden import golden
 
-PARTS = {'Wq.weight': 'query', 'Wk.weight': 'key', 'Wv.weight': 'value', 'head_att.weight': 'gate',
-         'adjust_channel.weight': 'memory_conv', 'u_Wk.weight': 'memory_key'}
+KCLA = dict(type='KCLA', drop_path=0)
+NETWORKS = {
+    'kcla_resnet50': dict(depth=50, attention=KCLA),
+    'kcla_resnet101': dict(depth=101, attention=KCLA),
+    'mrla_light_resnet50': dict(depth=50, attention=dict(type='MRLALight', drop_path=0)),
+    'mrla_base_resnet50': dict(depth=50, deep_stem=True, attention=dict(type='MRLABase', drop_path=0)),
+    'dla_light_resnet50': dict(depth=50, attention=dict(type='DLALight', drop_path=0)),
+}
+NAMES = {  # in turn
+    r'^conv1\.(\d)\.': r'stem.\1.',
+    r'^stages\.(\d)\.': lambda match: f'layer{int(match[1]) + 1}.',
+    r'^(layer\d)\.layers\.': r'\1.',
+    r'^(layer\d)\.attention\.(\d+)\.(layer_attention\.)?': r'\1.\2.layer_attention.',
+    r'^(layer\d\.\d+)\.mrla\.': r'\1.layer_attention.',
+    r'layer_attention\.bn_layer_attention\.|layer_attention\.bn_attention\.|bn_mrla\.': 'layer_attention.norm.',
+    r'layer_attention\.mrla\.': 'layer_attention.',
+    r'adjust_channel\.weight$': 'memory_conv', r'u_Wk\.weight$': 'memory_key', r'u_bn\.': 'memory_norm.',
+    r'Wq\.weight$': 'query', r'Wk\.weight$': 'key', r'Wv\.weight$': 'value',
+    r'head_att\.weight$': 'gate', r'lambda_t$': 'shortcut_weight',
+    r'^(layer\d)\.lstm\.w_(.h)\.0\.seq\.(\d)\.':
+        lambda match: f'{match[1]}.0.layer_attention.unit.{dict(ih="input", hh="hidden")[match[2]]}.'
+                      f'{("reduce", None, "expand")[int(match[3])]}_',
+    r'^(layer\d)\.extict\.weight$': r'\1.0.layer_attention.unit.value',
+}
 
 
-def our_name(key):
-    key = re.sub(r'^(layer\d)\.layers\.', r'\1.', key)
-    match = re.match(r'(layer\d\.\d+|layer\d)\.attention\.(\d+)\.(.+)', key)
-    if not match:
-        return key
-    stage, block, part = match.groups()
-    part = PARTS.get(part, part).replace('bn_attention.', 'norm.').replace('u_bn.', 'memory_norm.')
-    return f'{stage}.{block}.layer_attention.{part}'
+def our_name(key, deep_stem=False):
+    if deep_stem and key.startswith('bn1.'):
+        return key.replace('bn1', 'stem.7')
+    for pattern, name in NAMES.items():
+        key = re.sub(pattern, name, key)
+    return key
 
 
-@pytest.fixture(scope='module', params=[50, 101])
+@pytest.fixture(scope='module', params=NETWORKS)
 def network(request, float64):
-    name = f'kcla_resnet{request.param}'
-    backbone = MODELS.build(dict(type='KCLAResNet', depth=request.param, norm_eval=False, init_cfg=None,
-                                 attention=dict(type='KCLA', drop_path=0)))
+    name, config = request.param, NETWORKS[request.param]
+    backbone = MODELS.build(dict(type='KCLAResNet', norm_eval=False, init_cfg=None, **config))
     unused = golden.spec(name)['unused_by_source']
     unused += [key.replace('.weight', end) for key in unused if key.endswith('u_bn.weight')
                for end in ('.running_mean', '.running_var', '.num_batches_tracked')]
-    backbone.load_state_dict({our_name(key): value for key, value in golden.state_dict(name).items()
-                              if key not in unused}, strict=True)
+    backbone.load_state_dict({our_name(key, backbone.deep_stem): value for key, value in
+                              golden.state_dict(name).items() if key not in unused}, strict=True)
     source = golden.spec(name)['source_input']
     image = golden.image(source['seed'], source['shape'])
     return backbone, image, golden.expected(name)
@@ -60,7 +79,8 @@ def test_gradients_in_train_mode(network):
     loss.backward()
     assert_same(loss.detach(), expected['train_loss'], 'loss')
     assert_same(image.grad.norm(), expected['train_grad_x_norm'], 'gradient of the image')
-    norms = {our_name(key.split('/', 1)[1]): norm for key, norm in expected.items() if key.startswith('gradnorm/')}
+    norms = {our_name(key.split('/', 1)[1], backbone.deep_stem): norm
+             for key, norm in expected.items() if key.startswith('gradnorm/')}
     parameters = dict(backbone.named_parameters())
     assert norms.keys() == parameters.keys()
     for name, norm in norms.items():
