@@ -12,6 +12,8 @@ from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+DOWNLOADED = 'CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST'  # data sets of MMPretrain that download themselves
+
 
 @contextmanager
 def user_errors():
@@ -138,14 +140,16 @@ def _paths(node):
     """Pairs of key and path that a dict of a config names."""
     if node.get('type') == 'Pretrained':
         yield 'checkpoint', node.get('checkpoint', '')
-    if node.get('backend_args'):
+    if node.get('backend_args') or node.get('type') in DOWNLOADED and node.get('download', True):
         return
     named = {'ann_file': node.get('ann_file'), 'seg_prefix': node.get('seg_prefix')}
     prefix = node.get('data_prefix')
     if isinstance(prefix, dict):
         named.update({f'data_prefix.{key}': value for key, value in prefix.items()})
-    elif named['ann_file']:  # without annotations it may be a data set that downloads itself
+    elif prefix or named['ann_file']:
         named['data_prefix'] = prefix
+    elif node.get('data_root'):  # a data set that knows where in there its files are, such as ImageNet
+        named['data_root'] = ''
     for key, path in named.items():
         if isinstance(path, str) and (path or key != 'ann_file'):
             yield key, path if '://' in path else os.path.join(node.get('data_root') or '', path)

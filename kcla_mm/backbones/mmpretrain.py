@@ -1,6 +1,7 @@
 """MMPretrain's ResNets with layer attention, in its registry."""
 from mmpretrain.models.backbones import ResNet, ResNet_CIFAR, ResNetV1c, ResNetV1d, ResNeXt, SEResNet
 from mmpretrain.models.backbones.resnet import Bottleneck
+from mmpretrain.models.backbones.seresnet import SEBottleneck
 from mmpretrain.registry import MODELS
 
 from kcla_mm.layer_attention import KCLA
@@ -30,9 +31,18 @@ class KCLAResNeXt(LayerAttentionMixin, ResNeXt):
     """MMPretrain's ResNeXt with layer attention: its arguments, and ``attention`` of `LayerAttentionMixin`."""
 
 
+class _SEBottleneck(SEBottleneck):
+
+    def init_weights(self):
+        """Leaves squeeze and excitation as built, since MMPretrain's stages initialise no blocks and MMEngine's do."""
+        self.layer_attention.init_weights()
+
+
 @MODELS.register_module()
 class KCLASEResNet(LayerAttentionMixin, SEResNet):
     """MMPretrain's SEResNet with layer attention: its arguments, and ``attention`` of `LayerAttentionMixin`."""
+
+    arch_settings = {depth: (_SEBottleneck, blocks) for depth, (_, blocks) in SEResNet.arch_settings.items()}
 
 
 @MODELS.register_module()
@@ -58,11 +68,10 @@ class KCLAResNet_CIFAR(LayerAttentionMixin, ResNet_CIFAR):
 
     def __init__(self, depth, stem_channels=16, base_channels=16, strides=(1, 2, 2), dilations=(1, 1, 1),
                  out_indices=(2, ), **kwargs):
-        blocks, rest = divmod(depth - 2, 9)
-        if blocks < 1 or rest:
+        if not isinstance(depth, int) or depth < 11 or (depth - 2) % 9:
             raise ValueError('depth of KCLAResNet_CIFAR must be 9n + 2, for n bottlenecks in each of its three stages, '
                              f'such as 20, 56 or 110, got {depth!r}')
-        self.arch_settings = {depth: (Bottleneck, (blocks, ) * 3)}
+        self.arch_settings = {depth: (Bottleneck, (depth // 9, ) * 3)}
         super().__init__(depth, stem_channels=stem_channels, base_channels=base_channels, num_stages=3,
                          strides=strides, dilations=dilations, out_indices=out_indices, **kwargs)
 

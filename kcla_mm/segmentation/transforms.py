@@ -36,11 +36,11 @@ def read_binary_mask(path):
     except Exception as error:  # Pillow raises many kinds
         raise DataError(f'the mask {path} cannot be decoded: {error}') from None
     if levels.ndim == 3:
-        colours = levels[..., :-1 if alpha else None]
-        levels = colours.max(2)
-        if (colours.min(2) != levels).any() and levels.min() >= GREY[0]:
+        first, *others = np.moveaxis(levels, 2, 0)[:-1 if alpha else None]
+        levels = np.maximum.reduce([first, *others])
+        if any((other != first).any() for other in others) and levels.min() >= GREY[0]:
             raise DataError(f'the mask {path} has colours, but no black background')
-    found = np.unique(levels)
+    found = np.flatnonzero(np.bincount(levels.ravel())) if levels.dtype == np.uint8 else np.unique(levels)
     if len(found) <= 2 and not is_jpeg and (len(found) == 1 or found[0] == 0):
         return (levels > 0).astype(np.uint8)
     if found[-1] > 255:  # of 16 bits

@@ -1,11 +1,15 @@
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from mmdet.registry import MODELS
 from torch import nn
 
 from kcla_mm.backbones.mmdet import KCLAResNet
+
+from .conftest import TOOLS
 
 SPREAD = [
     'atss/atss_r50_fpn_1x_coco.py',
@@ -30,13 +34,43 @@ SPREAD = [
     'solov2/solov2_r50_fpn_1x_coco.py',
 ]
 SMALLEST = 'retinanet/retinanet_r18_fpn_1x_coco.py'
+SEGMENTATION_SPREAD = [
+    'ann/ann_r50-d8_4xb2-40k_cityscapes-512x1024.py',
+    'bisenetv1/bisenetv1_r18-d32_4xb4-160k_coco-stuff164k-512x512.py',
+    'ccnet/ccnet_r50-d8_4xb4-20k_voc12aug-512x512.py',
+    'danet/danet_r50-d8_4xb2-40k_cityscapes-769x769.py',
+    'deeplabv3/deeplabv3_r101-d16-mg124_4xb2-40k_cityscapes-512x1024.py',
+    'deeplabv3plus/deeplabv3plus_r18b-d8_4xb2-80k_cityscapes-769x769.py',
+    'dmnet/dmnet_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'encnet/encnet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
+    'fastfcn/fastfcn_r50-d32_jpu_psp_4xb2-80k_cityscapes-512x1024.py',
+    'fcn/fcn-d6_r50-d16_4xb2-40k_cityscapes-512x1024.py',
+    'gcnet/gcnet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
+    'isanet/isanet_r50-d8_4xb4-20k_voc12aug-512x512.py',
+    'knet/knet-s3_r50-d8_fcn_8xb2-adamw-80k_ade20k-512x512.py',
+    'mask2former/mask2former_r50_8xb2-90k_cityscapes-512x1024.py',
+    'maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512.py',
+    'ocrnet/ocrnet_r101-d8_4xb2-40k_cityscapes-512x1024.py',
+    'point_rend/pointrend_r50_4xb2-80k_cityscapes-512x1024.py',
+    'psanet/psanet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
+    'pspnet/pspnet_r18-d8_4xb4-80k_potsdam-512x512.py',
+    'resnest/resnest_s101-d8_fcn_4xb2-80k_cityscapes-512x1024.py',
+    'sem_fpn/fpn_r50_4xb2-80k_cityscapes-512x1024.py',
+    'upernet/upernet_r18_4xb4-20k_voc12aug-512x512.py',
+]
 
 
 @pytest.fixture
 def swap_backbones(tool, monkeypatch):
     module = tool('swap_backbones')
-    monkeypatch.chdir(module.ZOO)
+    module.load('mmdet')
+    monkeypatch.chdir(module.folder('mmdet'))
     return module
+
+
+@pytest.fixture
+def mmseg():
+    return pytest.importorskip('mmseg.models')
 
 
 @pytest.mark.parametrize('name', SPREAD)
@@ -44,16 +78,27 @@ def test_detectors_of_the_zoo_train_with_their_backbones_swapped(swap_backbones,
     assert swap_backbones.check(name, size=64) == ('ok', '')
 
 
+@pytest.mark.parametrize('name', SEGMENTATION_SPREAD)
+def test_segmentors_of_the_zoo_train_with_their_backbones_swapped(swap_backbones, mmseg, name):
+    assert swap_backbones.check(name, size=64, zoo='mmseg') == ('ok', '')
+
+
+def test_a_segmentor_that_runs_stages_by_hand_is_refused(swap_backbones, mmseg):
+    result, reason = swap_backbones.check('icnet/icnet_r18-d8_4xb2-80k_cityscapes-832x832.py', size=64, zoo='mmseg')
+    assert (result, reason) == ('refused', 'cannot work: runs the stages of its backbone by hand')
+
+
 def test_a_detector_that_fails_anyway_is_skipped(swap_backbones, monkeypatch):
     def no_batch(model, size):
         raise RuntimeError('no data')
-    monkeypatch.setattr(swap_backbones, 'random_batch', no_batch)
+    zoo = swap_backbones.ZOOS['mmdet']
+    monkeypatch.setitem(swap_backbones.ZOOS, 'mmdet', zoo._replace(random_batch=no_batch))
     result, reason = swap_backbones.check(SMALLEST, size=64)
     assert result == 'skipped' and reason.startswith('fails without the swap too: RuntimeError: no data (test_swap_')
 
 
 def swap_to(monkeypatch, swap_backbones, **backbone):
-    monkeypatch.setattr(swap_backbones, 'swap', lambda model: model.backbone.update(backbone))
+    monkeypatch.setattr(swap_backbones, 'swap', lambda model, families: model.backbone.update(backbone))
 
 
 def test_a_detector_that_only_fails_swapped_has_failed(swap_backbones, monkeypatch):
@@ -83,6 +128,25 @@ def test_a_crash_ends_one_config_only(swap_backbones):
 def test_command(run_tool, tmp_path):
     printed = run_tool('swap_backbones.py', SMALLEST, 'retinanet/*tta.py', 'swin/*', '--size', 64, cwd=tmp_path)
     assert f'[1/1, ... min left] ok      {SMALLEST}\n1 ok, 0 failed, 0 skipped\n' in printed
+
+
+def test_command_for_segmentation_without_mmdet(mmseg, tmp_path):
+    code = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(['mmdet', 'mmpretrain']))
+runpy.run_path(sys.argv[1], run_name='__main__')
+"""
+    patterns = 'pspnet/pspnet_r18-d8_4xb4-80k_potsdam*', 'icnet/icnet_r18-d8_4xb2-80k*', 'mask2former/*r50*'
+    command = [sys.executable, '-c', code, TOOLS / 'swap_backbones.py', *patterns, '--zoo', 'mmseg', '--size', '64']
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, 'a refusal is not a failure:\n' + done.stdout
+    assert 'passing over mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py, which cannot be read' in done.stdout
+    assert '\n1 ok, 0 failed, 0 skipped, 1 refused\n' in done.stdout
+
+
+def test_a_framework_that_is_not_installed(mistake, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, 'mmseg', None)
+    assert 'error: kcla_mm needs mmseg>=1.1.0' in mistake('swap_backbones', '--zoo', 'mmseg', cwd=tmp_path)
 
 
 def test_list_is_spread_evenly(swap_backbones, monkeypatch, capsys):
