@@ -12,6 +12,8 @@ from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from kcla_mm.errors import DataError
+
 DOWNLOADED = 'CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST'  # data sets of MMPretrain that download themselves
 
 
@@ -21,6 +23,15 @@ def user_errors():
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
+        sys.exit(f'error: {error}')
+
+
+@contextmanager
+def data_errors():
+    """Ends a command on files of a data set that are missing or broken with the message alone."""
+    try:
+        yield
+    except DataError as error:
         sys.exit(f'error: {error}')
 
 

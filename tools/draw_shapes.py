@@ -5,13 +5,10 @@
 It has boxes, masks of the visible parts, crowd regions, and objects in each of COCO's three ranges of area. The same
 arguments give the same annotations on any machine.
 """
-import argparse
 import json
-import sys
-import tempfile
-from pathlib import Path
 
 import cv2
+import drawing
 import numpy as np
 from pycocotools import mask as coco_mask
 
@@ -102,22 +99,28 @@ def annotation(category, mask, crowd):
         segmentation=dict(size=rle['size'], counts=rle['counts'].decode()))
 
 
-def draw_split(folder, split, number, size, seed, info):
-    """Writes ``number`` images to ``folder/split`` and ``folder/annotations/instances_{split}.json``."""
+def draw_split(folder, split, info):
+    """Writes the images of a split to ``folder/split`` and ``folder/annotations/instances_{split}.json``."""
     (folder / split).mkdir()
+    size = info['size']
     images, annotations = [], []
-    for image_id in range(1, number + 1):
-        rng = np.random.default_rng([seed, split == 'val', image_id])
-        image, objects = draw_image(rng, size)
+    for image_id in range(1, info[split] + 1):
+        image, objects = draw_image(drawing.image_rng(info, split, image_id), size)
         name = f'{image_id:06d}.jpg'
-        if not cv2.imwrite(str(folder / split / name), image, [cv2.IMWRITE_JPEG_QUALITY, 95]):
-            raise OSError(f'could not write {folder / split / name}')
+        drawing.write_image(folder / split / name, image, cv2.IMWRITE_JPEG_QUALITY, 95)
         images.append(dict(id=image_id, file_name=name, height=size, width=size))
         for drawn in objects:
             annotations.append(dict(id=len(annotations) + 1, image_id=image_id, **annotation(*drawn)))
     categories = [dict(id=i, name=name) for i, name in enumerate(CATEGORIES, 1)]
     (folder / 'annotations' / f'instances_{split}.json').write_text(
         json.dumps(dict(info=info, images=images, annotations=annotations, categories=categories)))
+
+
+def draw_shapes(folder, info):
+    """Draws the data set that ``info`` describes into an empty folder."""
+    (folder / 'annotations').mkdir()
+    draw_split(folder, 'train', info)
+    draw_split(folder, 'val', info)
 
 
 def is_drawn(folder, info):
@@ -132,63 +135,5 @@ def is_drawn(folder, info):
     return True
 
 
-def draw_shapes(out, train, val, size, seed):
-    """Draws the data set into a new folder, or keeps the one that is there if it is this very data set.
-
-    The folder appears when it is complete, never before.
-
-    Args:
-        out (Path): The folder.
-        train (int): Number of training images.
-        val (int): Number of validation images.
-        size (int): Height and width of the images in pixels.
-        seed (int): Another seed gives another data set.
-
-    Returns:
-        bool: False if the data set was there already.
-
-    Raises:
-        FileExistsError: If ``out`` is there and is not this data set, whole. Nothing in it is touched.
-    """
-    info = dict(description='shapes drawn by tools/draw_shapes.py', train=train, val=val, size=size, seed=seed)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        if is_drawn(out, info):
-            return False
-        raise FileExistsError(f'{out} is there, but is not this data set (train={train}, val={val}, size={size}, '
-                              f'seed={seed}) or lacks files of it: remove it or name another folder')
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f'.{out.name}-', dir=out.parent) as temporary:
-        folder = Path(temporary) / 'data'
-        (folder / 'annotations').mkdir(parents=True)
-        draw_split(folder, 'train', train, size, seed, info)
-        draw_split(folder, 'val', val, size, seed, info)
-        folder.rename(out)
-    return True
-
-
-def at_least(lowest):
-    def number(text):
-        value = int(text)
-        if value < lowest:
-            raise argparse.ArgumentTypeError(f'must be at least {lowest}, got {value}')
-        return value
-    return number
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('out', type=Path, metavar='OUT', help='folder to make')
-    parser.add_argument('--train', type=at_least(1), default=300, help='number of training images (default: 300)')
-    parser.add_argument('--val', type=at_least(1), default=50, help='number of validation images (default: 50)')
-    parser.add_argument('--size', type=at_least(64), default=192, help='height and width in pixels (default: 192)')
-    parser.add_argument('--seed', type=at_least(0), default=0, help='another seed, another data set (default: 0)')
-    args = parser.parse_args()
-    try:
-        drawn = draw_shapes(args.out, args.train, args.val, args.size, args.seed)
-    except OSError as error:
-        sys.exit(f'error: {error}')
-    print(f'{args.out}: {"drew" if drawn else "kept"} {args.train} training and {args.val} validation images')
-
-
 if __name__ == '__main__':
-    main()
+    drawing.main(__doc__, 'shapes drawn by tools/draw_shapes.py', draw_shapes, is_drawn, train=300, val=50, size=192)

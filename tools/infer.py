@@ -1,9 +1,11 @@
-"""Draws what a detector finds in images, and writes it as JSON.
+"""Draws what a detector or segmenter finds in images, and writes it.
 
     python tools/infer.py configs/faster_rcnn_r50_kcla_coco.py epoch_12.pth street.jpg photos/ --out-dir results
 
-Of photos/a.jpg come results/vis/a.jpg and results/preds/a.json: labels (indices of the classes), scores, boxes (x1, y1,
-x2, y2) and, where the model predicts them, masks (run-length encoded).
+Of photos/a.jpg come results/vis/a.jpg and, of a detector, results/preds/a.json: labels (indices of the classes), scores,
+boxes (x1, y1, x2, y2) and, where the model predicts them, masks (run-length encoded). Of a segmenter comes
+results/preds/a.png, of the image's own size: 0 and 255 if there are two classes, else the classes' indices in the
+colours of the palette.
 """
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -13,9 +15,11 @@ from pathlib import Path
 if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cv2
+import numpy as np
 from kcla_mm.cli import check_files, read_config, user_errors
 from mmengine.config import DictAction
 from mmengine.utils import track_iter_progress
+from PIL import Image
 
 EXTENSIONS = '.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'
 
@@ -34,7 +38,7 @@ def main():
     infer = INFERENCERS[scope](cfg, args)
     for image in track_iter_progress(images):
         infer(image)
-    print(f'Drawn results are in {args.out_dir}/vis, JSON files in {args.out_dir}/preds')
+    print(f'Drawn results are in {args.out_dir}/vis, the results themselves in {args.out_dir}/preds')
 
 
 def parse_args():
@@ -45,7 +49,7 @@ def parse_args():
     parser.add_argument('--out-dir', required=True, metavar='DIR', help='where the results go')
     parser.add_argument('--device', help='such as cuda:0 or cpu (default: a GPU if there is one)')
     parser.add_argument('--score-thr', type=float, default=0.3,
-                        help='draw what scores at least this (default: 0.3); the JSON files have everything')
+                        help='of a detector, draw what scores at least this (default: 0.3); the JSON files have all')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
                         help='changes to the config')
     return parser.parse_args()
@@ -75,7 +79,7 @@ def check_images(images, out_dir):
             raise ValueError(f'{path} is not an image that can be read')
         other = results.setdefault(path.stem, path)
         if other is not path:
-            raise ValueError(f'the results of {other} and {path} would both be {out_dir}/preds/{path.stem}.json: '
+            raise ValueError(f'the results of {other} and {path} would both be {out_dir}/preds/{path.stem}: '
                              'run them apart, with different --out-dir')
         drawn = Path(out_dir, 'vis', path.name)
         if drawn.exists() and drawn.samefile(path):
@@ -90,7 +94,31 @@ def detect(cfg, args):
                                     no_save_pred=False)
 
 
-INFERENCERS = {'mmdet': detect}
+def segment(cfg, args):
+    """A function that writes the results of one image of a segmenter."""
+    from mmseg.apis import MMSegInferencer
+    inferencer = MMSegInferencer(cfg, args.checkpoint, device=args.device, show_progress=False)
+    meta = inferencer.model.dataset_meta
+    inferencer.visualizer.set_dataset_meta(**meta)
+    masks = Path(args.out_dir, 'preds')
+    masks.mkdir(parents=True, exist_ok=True)
+
+    def infer(path):
+        sample = inferencer(str(path), return_datasamples=True)
+        labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8)
+        if len(meta['classes']) == 2:
+            mask = Image.fromarray(labels * 255)
+        else:
+            mask = Image.fromarray(labels, 'P')
+            mask.putpalette(np.array(meta['palette'], np.uint8).tobytes())
+        mask.save(masks / f'{path.stem}.png')
+        inferencer.visualizer.add_datasample(path.name, cv2.imread(str(path))[..., ::-1], sample, draw_gt=False,
+                                             out_file=str(Path(args.out_dir, 'vis', path.name)))
+
+    return infer
+
+
+INFERENCERS = {'mmdet': detect, 'mmseg': segment}
 
 if __name__ == '__main__':
     main()

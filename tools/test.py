@@ -1,4 +1,4 @@
-"""Evaluates a detector, and writes or draws what it found.
+"""Evaluates a model of any task, and writes or draws what it predicts.
 
     python tools/test.py configs/faster_rcnn_r50_kcla_coco.py work_dirs/faster_rcnn_r50_kcla_coco/epoch_12.pth
 """
@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kcla_mm.cli import build_runner, check_files, config_parser, load_config, user_errors
+from kcla_mm.cli import build_runner, check_files, config_parser, data_errors, load_config, user_errors
 
 
 def main():
@@ -26,7 +26,8 @@ def main():
                 draw_results(cfg, args.show_dir)
             if args.out:
                 stack.enter_context(results_in(args.out, cfg))
-        build_runner(cfg).test()
+        with data_errors():
+            build_runner(cfg).test()
 
 
 def parse_args():
@@ -34,18 +35,22 @@ def parse_args():
     parser.add_argument('checkpoint', help='a file or URL')
     parser.add_argument('--out', metavar='FILE',
                         help='write the results: NAME.json gives NAME.bbox.json and, of masks, '
-                        "NAME.segm.json, in COCO's format; NAME.pkl gives a list of all that the model predicts")
-    parser.add_argument('--show-dir', metavar='DIR',
-                        help='draw each image there, its annotations on the left and the results on the right')
+                        "NAME.segm.json, in COCO's format; NAME.csv the scores of each image of a LesionMetric, the "
+                        'worst first; NAME.pkl a list of all that the model predicts')
+    parser.add_argument('--show-dir', metavar='DIR', help='draw each image there, with its annotations and the results')
     return parser.parse_args()
 
 
 def draw_results(cfg, folder):
+    folder = os.path.abspath(folder)  # a relative one would be put into the work dir
+    if cfg.get('default_scope') == 'mmseg':
+        cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='DrawResultsHook', out_dir=folder)]
+        return
     hook = cfg.get('default_hooks', {}).get('visualization', {})
     if hook.get('type') != 'DetVisualizationHook':
         raise ValueError('--show-dir needs default_hooks.visualization.type=DetVisualizationHook in the config, got '
                          f'{hook.get("type")}')
-    hook.update(draw=True, test_out_dir=os.path.abspath(folder))  # a relative one would be put into the work dir
+    hook.update(draw=True, test_out_dir=folder)
 
 
 @contextmanager
@@ -53,16 +58,19 @@ def results_in(out, cfg):
     """Has the evaluator write its results, which appear under their names once they are whole."""
     stem, kind = os.path.splitext(out)
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, (list, tuple)) else [cfg.test_evaluator]
-    coco = [evaluator for evaluator in evaluators if evaluator['type'] == 'CocoMetric']
-    if kind not in ('.json', '.pkl'):
-        raise ValueError(f'--out must end in .json or .pkl, got {out}')
-    if kind == '.json' and not coco:
+    needed = {'.json': 'CocoMetric', '.csv': 'LesionMetric', '.pkl': None}
+    if kind not in needed:
+        raise ValueError(f'--out must end in .json, .csv or .pkl, got {out}')
+    metric = next((evaluator for evaluator in evaluators if evaluator['type'] == needed[kind]), None)
+    if needed[kind] and metric is None:
         types = ', '.join(str(evaluator['type']) for evaluator in evaluators)
-        raise ValueError(f'--out {out} needs a CocoMetric as test_evaluator, got {types}; {stem}.pkl works with any')
+        raise ValueError(f'--out {out} needs a {needed[kind]} as test_evaluator, got {types}; {stem}.pkl works with any')
     os.makedirs(os.path.dirname(out) or '.', exist_ok=True)
     with TemporaryDirectory(dir=os.path.dirname(out) or '.') as folder:
         if kind == '.json':
-            coco[0]['outfile_prefix'] = f'{folder}/results'
+            metric['outfile_prefix'] = f'{folder}/results'
+        elif kind == '.csv':
+            metric['out_file'] = f'{folder}/results.csv'
         else:
             dump = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
             cfg.test_evaluator = [*evaluators, dict(type=dump, out_file_path=f'{folder}/results.pkl')]

@@ -1,6 +1,7 @@
 """Trains a model of any task.
 
     python tools/train.py configs/faster_rcnn_r50_kcla_coco.py
+    python tools/train.py configs/unet_kcla_kvasir.py
     python tools/train.py mmdet::retinanet/retinanet_r50_fpn_1x_coco.py --cfg-options model.backbone.type=KCLAResNet
     torchrun --nproc_per_node 8 tools/train.py configs/faster_rcnn_r101_kcla_coco.py --launcher pytorch
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 
 if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kcla_mm.cli import build_runner, check_files, config_parser, load_config, user_errors
+from kcla_mm.cli import build_runner, check_files, config_parser, data_errors, load_config, user_errors
 from mmengine.device import get_device
 from mmengine.runner import find_latest_checkpoint
 
@@ -19,7 +20,8 @@ def main():
     with user_errors():
         cfg = training_config(parse_args())
         check_files(cfg, 'load_from', 'model', 'train_dataloader', 'val_dataloader', 'val_evaluator')
-    build_runner(cfg).train()
+    with data_errors():
+        build_runner(cfg).train()
 
 
 def parse_args():

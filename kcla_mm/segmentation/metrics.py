@@ -119,4 +119,3 @@ class LesionMetric(BaseMetric):
             for i in np.argsort(image_iou, kind='stable'):
                 writer.writerow([paths[i], f'{100 * image_iou[i]:.2f}', f'{100 * image_dsc[i]:.2f}', *counts[:, i]])
         os.replace(unfinished, self.out_file)
-        print_log(f'Scores of each image are in {self.out_file}', logger='current')
