@@ -9,8 +9,6 @@ from torch import nn
 
 from kcla_mm.backbones.mmdet import KCLAResNet
 
-from .conftest import TOOLS
-
 SPREAD = [
     'atss/atss_r50_fpn_1x_coco.py',
     'cascade_rcnn/cascade-rcnn_r101-caffe_fpn_1x_coco.py',
@@ -104,7 +102,7 @@ def swap_to(monkeypatch, swap_backbones, **backbone):
 def test_a_detector_that_only_fails_swapped_has_failed(swap_backbones, monkeypatch):
     swap_to(monkeypatch, swap_backbones, type='KCLAResNet', attention=dict(type='Unknown'))
     result, reason = swap_backbones.check(SMALLEST, size=64)
-    assert result == 'failed' and "attention type must be one of ['KCLA'" in reason
+    assert result == 'failed' and 'attention type must be one of [' in reason
 
 
 def test_a_parameter_that_never_learns_is_a_failure(swap_backbones, monkeypatch):
@@ -130,14 +128,14 @@ def test_command(run_tool, tmp_path):
     assert f'[1/1, ... min left] ok      {SMALLEST}\n1 ok, 0 failed, 0 skipped\n' in printed
 
 
-def test_command_for_segmentation_without_mmdet(mmseg, tmp_path):
+def test_command_for_segmentation_without_mmdet(swap_backbones, mmseg, tmp_path):
     code = """
 import runpy, sys
 sys.modules.update(dict.fromkeys(['mmdet', 'mmpretrain']))
 runpy.run_path(sys.argv[1], run_name='__main__')
 """
-    patterns = 'pspnet/pspnet_r18-d8_4xb4-80k_potsdam*', 'icnet/icnet_r18-d8_4xb2-80k*', 'mask2former/*r50*'
-    command = [sys.executable, '-c', code, TOOLS / 'swap_backbones.py', *patterns, '--zoo', 'mmseg', '--size', '64']
+    patterns = 'pspnet/pspnet_r18-d8_4xb4-80k_potsdam*', 'icnet/icnet_r18-d8_4xb2-80k*', 'mask2former/*r50*ade20k*'
+    command = [sys.executable, '-c', code, swap_backbones.__file__, *patterns, '--zoo', 'mmseg', '--size', '64']
     done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, 'a refusal is not a failure:\n' + done.stdout
     assert 'passing over mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py, which cannot be read' in done.stdout
