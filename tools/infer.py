@@ -1,12 +1,14 @@
-"""Draws what a detector or segmenter finds in images, and writes it.
+"""Draws what a model finds in images, and writes it.
 
     python tools/infer.py configs/faster_rcnn_r50_kcla_coco.py epoch_12.pth street.jpg photos/ --out-dir results
 
 Of photos/a.jpg come results/vis/a.jpg and, of a detector, results/preds/a.json: labels (indices of the classes), scores,
 boxes (x1, y1, x2, y2) and, where the model predicts them, masks (run-length encoded). Of a segmenter comes
 results/preds/a.png, of the image's own size: 0 and 255 if there are two classes, else the classes' indices in the
-colours of the palette.
+colours of the palette. Of a classifier come results/vis/a.png and results/preds/a.json: label, class, score, and the
+scores of all classes.
 """
+import json
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib.util import find_spec
@@ -118,7 +120,22 @@ def segment(cfg, args):
     return infer
 
 
-INFERENCERS = {'mmdet': detect, 'mmseg': segment}
+def classify(cfg, args):
+    """A function that writes the results of one image of a classifier."""
+    from mmpretrain.apis import ImageClassificationInferencer
+    inferencer = ImageClassificationInferencer(cfg, args.checkpoint, args.device)
+    folder = Path(args.out_dir, 'preds')
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def infer(path):
+        result, = inferencer(str(path), show_dir=str(Path(args.out_dir, 'vis')))
+        result['pred_scores'] = result['pred_scores'].tolist()
+        (folder / f'{path.stem}.json').write_text(json.dumps(result))
+
+    return infer
+
+
+INFERENCERS = {'mmdet': detect, 'mmseg': segment, 'mmpretrain': classify}
 
 if __name__ == '__main__':
     main()

@@ -47,10 +47,12 @@ def draw_results(cfg, folder):
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='DrawResultsHook', out_dir=folder)]
         return
     hook = cfg.get('default_hooks', {}).get('visualization', {})
-    if hook.get('type') != 'DetVisualizationHook':
-        raise ValueError('--show-dir needs default_hooks.visualization.type=DetVisualizationHook in the config, got '
-                         f'{hook.get("type")}')
-    hook.update(draw=True, test_out_dir=folder)
+    drawing = {'DetVisualizationHook': dict(draw=True, test_out_dir=folder),
+               'VisualizationHook': dict(enable=True, interval=1, out_dir=folder)}
+    if hook.get('type') not in drawing:
+        raise ValueError(f'--show-dir needs default_hooks.visualization of type {" or ".join(drawing)} in the config, '
+                         f'got {hook.get("type")}')
+    hook.update(drawing[hook.type])
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def images(trained, tmp_path):
     (['a.jpg', 'other', '--out-dir', 'out'], 'error: the results of a.jpg and other/a.png would both be out/preds/a'),
     (['vis/a.jpg', '--out-dir', '.'], 'error: the drawn result would replace the image vis/a.jpg'),
     (['a.jpg', '--out-dir', 'out', '--cfg-options', 'default_scope=mmocr'],
-     "error: the config must be of mmdet, got default_scope='mmocr'"),
+     "error: the config must be of mmdet or mmseg or mmpretrain, got default_scope='mmocr'"),
 ])
 def test_mistakes_are_found_before_anything_is_written(mistake, trained, images, args, message):
     folder, _ = trained

@@ -67,11 +67,11 @@ def test_results_as_pickle(run_tool, folder):
 
 @pytest.mark.parametrize('args, message', [
     (['nowhere.pth'], 'error: nowhere.pth does not exist'),
-    (['jittered.pth', '--out', 'results.txt'], 'error: --out must end in .json or .pkl, got results.txt'),
+    (['jittered.pth', '--out', 'results.txt'], 'error: --out must end in .json, .csv or .pkl, got results.txt'),
     (['jittered.pth', '--out', 'results.json', '--cfg-options', 'test_evaluator.type=VOCMetric'],
      'error: --out results.json needs a CocoMetric as test_evaluator, got VOCMetric'),
     (['jittered.pth', '--show-dir', 'drawings', '--cfg-options', 'default_hooks.visualization.type=Hook'],
-     'error: --show-dir needs default_hooks.visualization.type=DetVisualizationHook in the config, got Hook'),
+     'error: --show-dir needs default_hooks.visualization of type DetVisualizationHook or VisualizationHook in the config, got Hook'),
     (['jittered.pth', '--cfg-options', 'test_evaluator.ann_file=val.json'], 'error: val.json does not exist'),
 ])
 def test_mistakes_are_found_before_the_model_is_built(mistake, folder, args, message):
