@@ -63,7 +63,7 @@ class DLALight(MRLALight):
         c, _ = unit(GAP(shortcut), hidden, cell)           does not change the state
         y = MRLALight(x, shortcut c + unit.depthwise3x3(shortcut))
 
-    Every sample has a state of its own.
+    Every sample has a state of its own; the published code gives the first one's to the whole batch.
 
     Args:
         channels, block, previous_channels, stride, norm_layer: The block's place and its normalisation, see

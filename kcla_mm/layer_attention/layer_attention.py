@@ -31,6 +31,9 @@ class LayerAttention(BaseLayerAttention):
         w_i = softmax_i(Q.K_i / sqrt d)
         y = x_t + DropPath(ReLU(BN(sum_i w_i depthwise3x3(x_i))))
 
+    A head reads its own channels of every layer. The published code mixes heads and layers up from the second layer of
+    a stage on, so that some heads never see the newest layer.
+
     Args:
         channels, block, previous_channels, stride, norm_layer: The block's place and its normalisation, see
             `BaseLayerAttention`.
