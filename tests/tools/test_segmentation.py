@@ -86,7 +86,7 @@ def test_inference_finds_what_testing_finds(run_tool, folder, tested):
     ('train_dataloader.dataset.ann_file=no.txt', 'error: data/lesions/no.txt does not exist'),
     ('train_dataloader.dataset.data_root=nowhere', 'error: nowhere'),
     ('train_dataloader.dataset.data_prefix.img_path=images train_dataloader.dataset.data_prefix.seg_map_path=images',
-     'is not a mask'),
+     'error: the mask data/lesions/images'),
     ('val_dataloader.dataset.mask_suffix=_mask', 'has no images (*_mask with .jpg'),
 ])
 def test_mistakes_in_the_data_are_found_before_training(run_tool, folder, options, message):
