@@ -1,0 +1,15 @@
+"""KCLA-ResNet-50 on ImageNet: 8 GPUs of 32 images, 100 epochs in the zoo's steps at 30, 60 and 90, after a warm-up."""
+_base_ = 'mmpretrain::resnet/resnet50_8xb32_in1k.py'
+custom_imports = dict(imports=['kcla_mm'])
+model = dict(backbone=dict(type='KCLAResNet', attention=dict(type='KCLA', init_scale=1.0)))
+
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.25, by_epoch=True, end=3, convert_to_iter_based=True),
+    dict(type='MultiStepLR', by_epoch=True, milestones=[30, 60, 90], gamma=0.1),
+]
+
+# As MMPretrain's own tools load data.
+loading = dict(pin_memory=True, persistent_workers=True, collate_fn=dict(type='default_collate'))
+train_dataloader = loading
+val_dataloader = loading
+test_dataloader = loading
