@@ -1,9 +1,11 @@
-"""Makes a checkpoint of the published KCLA code one that KCLAResNet loads.
+"""Makes a checkpoint of the published KCLA, MRLA or DLA code one that KCLAResNet loads.
 
     python tools/convert_checkpoint.py kcla_resnet50.pth.tar kcla_resnet50.pth
 
-SRC is an ImageNet model: a training checkpoint or a bare state dict, of DataParallel or not. What the backbone has no
-use for (the classifier, constants, parameters that the published code never uses) is dropped and listed.
+SRC is an ImageNet ResNet with KCLA, MRLA-B, MRLA-L or DLA-L: a training checkpoint or a bare state dict, of
+DataParallel or not. What the backbone has no use for (the classifier, constants, parameters that the published code
+never uses) is dropped and listed. The weights do not tell how wide the heads of MRLA and DLA are: they are taken to be as
+published, 16 channels for MRLA-B, 32 for the light ones.
 """
 import os
 import re
@@ -19,7 +21,8 @@ from kcla_mm.backbones.mmdet import KCLAResNet
 from kcla_mm.cli import user_errors
 
 STATE_DICTS = 'state_dict', 'model', 'model_state', 'model_state_dict'  # where training checkpoints keep it
-ATTENTION = {  # names in the attention of a block, which is the block's child here
+BLOCK = r'(layer\d)\.(?:layers\.|attention\.)?(\d+)\.'
+KCLA = {  # names in the attention of a block, which is the block's child here
     r'Wq\.weight$': 'query',
     r'Wk\.weight$': 'key',
     r'Wv\.weight$': 'value',
@@ -29,11 +32,26 @@ ATTENTION = {  # names in the attention of a block, which is the block's child h
     r'u_Wk\.weight$': 'memory_key',
     r'u_bn\.': 'memory_norm.',
 }
+MRLA_DLA = {
+    r'(?:mrla|layer_attention)\.mrla\.Wq\.weight$': 'query',
+    r'(?:mrla|layer_attention)\.mrla\.Wk\.weight$': 'key',
+    r'(?:mrla|layer_attention)\.mrla\.Wv\.weight$': 'value',
+    r'(?:mrla|layer_attention)\.lambda_t$': 'shortcut_weight',
+    r'bn_(?:mrla|layer_attention)\.': 'norm.',
+}
+SHARED = {  # names in what the blocks of a stage share, a child of the first block's attention here
+    r'lstm\.w_ih\.0\.seq\.0\.': 'input.reduce_',
+    r'lstm\.w_ih\.0\.seq\.2\.': 'input.expand_',
+    r'lstm\.w_hh\.0\.seq\.0\.': 'hidden.reduce_',
+    r'lstm\.w_hh\.0\.seq\.2\.': 'hidden.expand_',
+    r'extict\.weight$': 'value',
+}
 RENAMED = {
+    r'conv1\.(\d)\.': r'stem.\1.',
     r'(conv1|bn1)\.': r'\1.',
-    r'layer(\d)\.layers\.(\d+)\.': r'layer\1.\2.',
-    **{r'layer(\d)\.attention\.(\d+)\.' + name: r'layer\1.\2.layer_attention.' + new
-       for name, new in ATTENTION.items()},
+    **{BLOCK + name: r'\1.\2.layer_attention.' + new for name, new in {**KCLA, **MRLA_DLA}.items()},
+    **{r'(layer\d)\.' + name: r'\1.0.layer_attention.unit.' + new for name, new in SHARED.items()},
+    r'(layer\d)\.(?:layers\.)?(\d+)\.(conv\d|bn\d|downsample)\.': r'\1.\2.\3.',
 }
 DROPPED = {
     r'fc\.': 'classifier',
@@ -51,7 +69,8 @@ def main():
         try:
             backbone, state_dict, dropped = convert(source)
         except ValueError as error:
-            raise ValueError(f'{args.src} is not a checkpoint of a published KCLA ImageNet model: {error}') from None
+            raise ValueError(f'{args.src} is not a checkpoint of a published ImageNet model with KCLA, MRLA or DLA: '
+                             f'{error}') from None
         for key, reason in dropped.items():
             print(f'dropped {key} ({reason})')
         write(dict(meta=dict(backbone=backbone), state_dict=state_dict), Path(args.dst))
@@ -113,7 +132,7 @@ def convert(source):
         tuple[dict, dict, dict]: The backbone's config; its state dict; the reasons, by name, why entries were dropped.
 
     Raises:
-        ValueError: If it is not the state dict of a published KCLA ImageNet model.
+        ValueError: If it is not the state dict of a published ImageNet model with KCLA, MRLA or DLA.
     """
     if not (isinstance(source, dict) and source
             and all(isinstance(key, str) and torch.is_tensor(value) for key, value in source.items())):
@@ -121,10 +140,14 @@ def convert(source):
     if all(key.startswith('module.') for key in source):
         source = {key[len('module.'):]: value for key, value in source.items()}
     state_dict, dropped, unknown = {}, {}, []
-    for key, value in source.items():
+    deep_stem = 'conv1.0.weight' in source
+    for original, value in source.items():
+        key = re.sub(r'^stages\.(\d)\.', lambda match: f'layer{int(match[1]) + 1}.', original)
+        if deep_stem:
+            key = re.sub(r'^bn1\.', 'conv1.7.', key)  # behind the last of the stem's convolutions, conv1.6
         reason = next((reason for pattern, reason in DROPPED.items() if re.match(pattern, key)), None)
         if reason:
-            dropped[key] = reason
+            dropped[original] = reason
             continue
         for pattern, new in RENAMED.items():
             renamed, matched = re.subn('^' + pattern, new, key)
@@ -132,7 +155,7 @@ def convert(source):
                 state_dict[renamed] = value
                 break
         else:
-            unknown.append(key)
+            unknown.append(original)
     if unknown:
         raise ValueError(f'it has {len(unknown)} unknown entries such as {", ".join(unknown[:3])}')
     backbone = recognise(state_dict)
@@ -153,13 +176,22 @@ def recognise(state_dict):
             break
     else:
         raise ValueError(f'no ResNet has stages of {blocks} {"bottleneck" if bottleneck else "basic"} blocks')
-    gate = state_dict.get('layer1.0.layer_attention.gate')
-    value = state_dict.get('layer1.0.layer_attention.value')
-    if gate is None or value is None:
-        raise ValueError('it has no layer attention')
-    head_channels = len(value) // len(gate)
-    attention = {} if head_channels == 64 else dict(attention=dict(type='KCLA', head_channels=head_channels))
-    return dict(type='KCLAResNet', depth=depth, **attention)
+    deep_stem = dict(deep_stem=True) if 'stem.0.weight' in state_dict else {}
+    return dict(type='KCLAResNet', depth=depth, **deep_stem, **recognise_attention(state_dict))
+
+
+def recognise_attention(state_dict):
+    """The backbone's argument ``attention``, nothing where it is the default."""
+    prefix = 'layer1.0.layer_attention.'
+    names = {key[len(prefix):] for key in state_dict if key.startswith(prefix)}
+    if {'gate', 'value'} <= names:
+        head_channels = len(state_dict[prefix + 'value']) // len(state_dict[prefix + 'gate'])
+        return {} if head_channels == 64 else dict(attention=dict(type='KCLA', head_channels=head_channels))
+    # The others have no parameter that tells the width of their heads: it is the default, which is the published one.
+    for type, name in dict(DLALight='unit.value', MRLALight='shortcut_weight', MRLABase='query').items():
+        if name in names:
+            return dict(attention=dict(type=type))
+    raise ValueError('it has no layer attention')
 
 
 def write(checkpoint, dst):

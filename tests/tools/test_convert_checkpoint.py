@@ -7,7 +7,7 @@ import torch
 from mmengine.runner import load_checkpoint
 
 from kcla_mm.backbones.mmdet import KCLAResNet
-from tests.golden.golden import spec, state_dict
+from tests.golden.golden import expected, image, spec, state_dict
 
 NORM = 'weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked'
 
@@ -93,6 +93,32 @@ def test_names_of_the_published_code(tool, depth):
         set(spec(f'kcla_resnet{depth}')['unused_by_source'])
 
 
+@pytest.mark.parametrize('name, config', [
+    ('mrla_light_resnet50', dict(attention=dict(type='MRLALight'))),
+    ('mrla_base_resnet50', dict(deep_stem=True, attention=dict(type='MRLABase'))),
+    ('dla_light_resnet50', dict(attention=dict(type='DLALight'))),
+])
+def test_mrla_and_dla(tool, monkeypatch, capsys, tmp_path, name, config):
+    source = {**state_dict(name), 'fc.weight': torch.ones(1000, 2048), 'fc.bias': torch.ones(1000)}
+    torch.save(dict(state_dict=source), tmp_path / 'source.pth')
+    run(tool, monkeypatch, tmp_path, 'source.pth', 'converted.pth')
+    printed = capsys.readouterr().out
+    assert re.findall(r'^dropped (\S+)', printed, re.M) == ['fc.weight', 'fc.bias']
+    backbone = eval(printed.partition('backbone=')[2])
+    init_cfg = backbone.pop('init_cfg')
+    assert backbone == dict(type='KCLAResNet', depth=50, **config)
+    assert torch.load(tmp_path / 'converted.pth', weights_only=True)['meta'] == dict(backbone=backbone)
+
+    del backbone['type']
+    network = KCLAResNet(**backbone, init_cfg=init_cfg).double()
+    network.init_weights()
+    network.eval()
+    with torch.no_grad():
+        outputs = network(image(**spec(name)['source_input']))
+    torch.testing.assert_close(torch.stack([y.norm() for y in outputs]), torch.stack(
+        [expected(name)[f'eval_stage{stage}_norm'] for stage in (1, 2, 3, 4)]), rtol=1e-9, atol=0)
+
+
 class Code:
     """An object that runs code when it is loaded: it makes the folder ``made``."""
 
@@ -117,7 +143,8 @@ def broken(**changes):
     (lambda: [1, 2], 'no state dict, bare or under'),
     (lambda: {}, 'no state dict, bare or under'),
     (lambda: {1: torch.ones(1)}, 'no state dict, bare or under'),
-    (lambda: KCLAResNet(18, attention=None).state_dict(), 'it has 114 unknown entries such as layer1.0.conv1.weight'),
+    (lambda: KCLAResNet(18, attention=None).state_dict(), 'it has no layer attention'),
+    (lambda: KCLAResNet(18).state_dict(), 'it has [0-9]+ unknown entries such as layer1.0.layer_attention.query'),
     (lambda: broken(**{'layer1.attention.0.Wo.weight': torch.ones(1)}), 'such as layer1.attention.0.Wo.weight'),
     (lambda: broken(**{'layer2.attention.1.Wq.weight': None}), 'Missing key.*layer2.1.layer_attention.query'),
     (lambda: broken(**{'layer2.attention.1.Wq.weight': torch.ones(1, 1, 9)}), 'size mismatch for layer2.1'),
