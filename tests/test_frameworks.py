@@ -6,6 +6,7 @@ from pathlib import Path
 import mmcv
 import mmdet
 import mmengine
+import mmseg
 import pytest
 
 from kcla_mm import frameworks
@@ -18,13 +19,22 @@ ROOT = Path(__file__).resolve().parents[1]
     (mmcv, '1.7.2', 'kcla_mm needs mmcv>=2.0.0,<3.0.0, but mmcv 1.7.2 is installed: pip install mmcv=='),
     (mmcv, '3.0.0', 'kcla_mm needs mmcv>=2.0.0,<3.0.0, but mmcv 3.0.0 is installed'),
     (mmdet, '2.28.0', 'kcla_mm needs mmdet>=3.1.0,<4.0.0, but mmdet 2.28.0 is installed: pip install mmdet=='),
+    (mmseg, '0.30.0', 'kcla_mm needs mmseg>=1.1.0,<2.0.0, but mmseg 0.30.0 is installed: pip install mmsegmentation=='),
 ])
 def test_a_version_that_does_not_fit(monkeypatch, module, version, message):
     monkeypatch.setattr(module, '__version__', version)
+    alone = {name: versions for name, versions in frameworks.FRAMEWORKS.items() if name == module.__name__}
+    monkeypatch.setattr(frameworks, 'FRAMEWORKS', alone)
     with pytest.raises(ImportError) as error:
         frameworks.check_needed()
         frameworks.import_installed('kcla_mm.backbones')
     assert message in str(error.value)
+
+
+def test_a_framework_that_does_not_fit_is_left_out_while_another_does(monkeypatch):
+    monkeypatch.setattr(mmseg, '__version__', '0.30.0')
+    with pytest.warns(UserWarning, match='kcla_mm leaves mmseg out, which does not import: kcla_mm needs mmseg>=1.1.0'):
+        frameworks.import_installed('kcla_mm.backbones')
 
 
 def run_without(absent, code):
@@ -52,10 +62,16 @@ def test_a_missing_package(absent, message):
     assert code != 0 and message in output.splitlines()[-1], output
 
 
-def test_with_mmdet_alone():
-    code, output = run_without(['mmseg', 'mmpretrain'], '''
+@pytest.mark.parametrize('framework, backbones', [
+    ('mmdet', ['KCLAResNet']),
+    ('mmseg', ['KCLAResNet', 'KCLAResNetUNet']),
+])
+def test_with_one_framework_alone(framework, backbones):
+    pytest.importorskip(f'{framework}.models')
+    absent = sorted(frameworks.FRAMEWORKS.keys() - {framework})
+    code, output = run_without(absent, f'''
 import kcla_mm
-from mmdet.registry import MODELS
-print('KCLAResNet' in MODELS)
+from {framework}.registry import MODELS
+print(all(name in MODELS for name in {backbones}))
 ''')
     assert code == 0 and output.splitlines()[-1] == 'True', output

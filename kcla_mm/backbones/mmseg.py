@@ -65,11 +65,17 @@ class KCLAResNetUNet(LayerAttentionMixin, _UNetEncoder):
             ResNet-UNet that the paper compares with. Defaults to ``dict(type='KCLA')``.
         **kwargs: Arguments of MMSegmentation's ResNet other than those that the above fixes, such as ``in_channels``,
             ``norm_cfg`` or ``init_cfg``.
+
+    Raises:
+        TypeError: If an argument is unknown, or one of those that are fixed.
     """
 
     def __init__(self, attention=dict(type='KCLA'), **kwargs):
-        super().__init__(attention=attention, depth=18, stem_channels=16, base_channels=32, num_stages=4,
-                         strides=(2, 2, 2, 2), out_indices=(0, 1, 2, 3), deep_stem=False, **kwargs)
+        fixed = dict(depth=18, stem_channels=16, base_channels=32, num_stages=4, strides=(2, 2, 2, 2),
+                     out_indices=(0, 1, 2, 3), deep_stem=False)
+        for name in fixed.keys() & kwargs:
+            raise TypeError(f'KCLAResNetUNet always has {name}={fixed[name]}, got {kwargs[name]!r}: leave it out')
+        super().__init__(attention=attention, **fixed, **kwargs)
         self.feat_dim = 128
 
     def make_res_layer(self, **kwargs):
