@@ -1,4 +1,4 @@
-"""KCLA-ResNet-50 on ImageNet: 8 GPUs of 32 images, 100 epochs in the zoo's steps at 30, 60 and 90, after a warm-up."""
+"""KCLA-ResNet-50 on ImageNet: 8 GPUs of 32 images, 100 epochs; the steps of the zoo after 3 epochs of warm-up."""
 _base_ = 'mmpretrain::resnet/resnet50_8xb32_in1k.py'
 custom_imports = dict(imports=['kcla_mm'])
 model = dict(backbone=dict(type='KCLAResNet', attention=dict(type='KCLA', init_scale=1.0)))

@@ -63,16 +63,18 @@ class KCLAResNet_CIFAR(LayerAttentionMixin, ResNet_CIFAR):
             of MMPretrain's ResNet. ``attention=None`` is the plain network.
 
     Raises:
-        ValueError: If ``depth`` is not 9n + 2.
+        ValueError: If ``depth`` is not 9n + 2, or ``num_stages`` not 3.
     """
 
-    def __init__(self, depth, stem_channels=16, base_channels=16, strides=(1, 2, 2), dilations=(1, 1, 1),
-                 out_indices=(2, ), **kwargs):
+    def __init__(self, depth, stem_channels=16, base_channels=16, num_stages=3, strides=(1, 2, 2),
+                 dilations=(1, 1, 1), out_indices=(2, ), **kwargs):
         if not isinstance(depth, int) or depth < 11 or (depth - 2) % 9:
             raise ValueError('depth of KCLAResNet_CIFAR must be 9n + 2, for n bottlenecks in each of its three stages, '
                              f'such as 20, 56 or 110, got {depth!r}')
+        if num_stages != 3:
+            raise ValueError(f'num_stages of KCLAResNet_CIFAR must be 3, got {num_stages!r}')
         self.arch_settings = {depth: (Bottleneck, (depth // 9, ) * 3)}
-        super().__init__(depth, stem_channels=stem_channels, base_channels=base_channels, num_stages=3,
+        super().__init__(depth, stem_channels=stem_channels, base_channels=base_channels, num_stages=num_stages,
                          strides=strides, dilations=dilations, out_indices=out_indices, **kwargs)
 
     def default_head_channels(self, cls):

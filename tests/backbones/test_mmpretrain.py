@@ -4,12 +4,13 @@ import torch
 from mmengine.logging import MMLogger
 from torch import nn
 
-import kcla_mm  # noqa: F401
-from kcla_mm.backbones import LayerAttentionMixin
-from kcla_mm.layer_attention import BaseLayerAttention
+pytest.importorskip('mmpretrain.models')
+from mmpretrain.models.backbones import ResNet_CIFAR  # noqa: E402
+from mmpretrain.registry import MODELS  # noqa: E402
 
-backbones = pytest.importorskip('mmpretrain.models.backbones')
-MODELS = pytest.importorskip('mmpretrain.registry').MODELS
+from kcla_mm.backbones import LayerAttentionMixin  # noqa: E402
+from kcla_mm.layer_attention import BaseLayerAttention  # noqa: E402
+
 IMAGE = torch.rand(2, 3, 48, 64)
 TYPES = 'KCLAResNet', 'KCLAResNetV1c', 'KCLAResNetV1d', 'KCLAResNeXt', 'KCLASEResNet', 'KCLAResNet_CIFAR'
 
@@ -239,13 +240,15 @@ def test_deep_cifar_stages_renew_their_memory_at_block_11(depth, renewed):
 
 
 @pytest.mark.parametrize('depth', [2, 18, 50, -7, 20., '20', None])
-def test_cifar_depths_that_do_not_fit(depth):
+def test_cifar_depths_and_stages_that_do_not_fit(depth):
     with pytest.raises(ValueError, match=rf'depth of KCLAResNet_CIFAR must be 9n \+ 2.* 20, 56 or 110, got {depth!r}'):
         build('KCLAResNet_CIFAR', depth=depth)
+    with pytest.raises(ValueError, match='num_stages of KCLAResNet_CIFAR must be 3, got 4'):
+        build('KCLAResNet_CIFAR', depth=101, num_stages=4, strides=(1, 2, 2, 2), dilations=(1, 1, 1, 1))
 
 
 def test_the_wide_cifar_network_of_mmpretrain_can_have_it_too():
-    class WideCIFAR(LayerAttentionMixin, backbones.ResNet_CIFAR):
+    class WideCIFAR(LayerAttentionMixin, ResNet_CIFAR):
         pass
 
     network = evaluating(WideCIFAR(depth=18))
