@@ -4,8 +4,8 @@
 
 SRC is an ImageNet ResNet with KCLA, MRLA-B, MRLA-L or DLA-L: a training checkpoint or a bare state dict, of
 DataParallel or not. What the backbone has no use for (the classifier, constants, parameters that the published code
-never uses) is dropped and listed. The weights do not tell how wide the heads of MRLA and DLA are: they are taken to be as
-published, 16 channels for MRLA-B, 32 for the light ones.
+never uses) is dropped and listed. The weights do not tell how wide the heads of MRLA and DLA are: they are taken to be
+as published, 16 channels for MRLA-B, 32 for MRLA-L and DLA-L.
 """
 import os
 import re
