@@ -16,11 +16,14 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 CONFIG = configs/faster_rcnn_r18_kcla_shapes.py
 DEMO = work_dirs/demo
+SEG_CONFIG = configs/unet_kcla_lesions.py
+SEG_DEMO = work_dirs/demo_seg
 
-.PHONY: help demo test test-openmmlab check-python
+.PHONY: help demo demo-seg test test-openmmlab check-python
 
 help:
 	@echo 'make demo             train a small detector on drawn shapes, print its COCO AP, write pictures'
+	@echo 'make demo-seg         train a small UNet on drawn lesions, print its scores, write pictures'
 	@echo 'make test             run the tests'
 	@echo 'make test-openmmlab   run the tests with the original OpenMMLab releases, in $(VENV)-openmmlab'
 	@echo
@@ -33,6 +36,14 @@ demo: $(READY)
 	$(RUN) tools/test.py $(CONFIG) "$$(cat $(DEMO)/last_checkpoint)" --work-dir $(DEMO) --show-dir $(DEMO)/pictures
 	@echo 'Detections are drawn in $(DEMO)/pictures: the truth on the left, what was found on the right.'
 
+demo-seg: $(READY)
+	$(RUN) tools/draw_lesions.py data/lesions
+	$(RUN) tools/train.py $(SEG_CONFIG) --work-dir $(SEG_DEMO)
+	$(RUN) tools/test.py $(SEG_CONFIG) "$$(cat $(SEG_DEMO)/last_checkpoint)" --work-dir $(SEG_DEMO) \
+	    --show-dir $(SEG_DEMO)/pictures --out $(SEG_DEMO)/scores.csv
+	@echo 'The scores of each image are in $(SEG_DEMO)/scores.csv, the worst first; what was found and the truth are'
+	@echo 'drawn in $(SEG_DEMO)/pictures.'
+
 test: $(READY)
 	$(RUN) -m pytest tests
 
@@ -42,8 +53,11 @@ test-openmmlab:
 $(VENV)/ready: requirements/$(STACK).txt requirements/install.sh
 	requirements/install.sh requirements/$(STACK).txt $(VENV)
 
+NEEDS = torch mmengine mmcv mmdet
+demo-seg: NEEDS = torch mmengine mmcv mmseg
+
 check-python:
 	@$(PYTHON) -c "import sys; from importlib.util import find_spec; \
-	lacks = [name for name in ('torch', 'mmengine', 'mmcv', 'mmdet') if not find_spec(name)]; \
+	lacks = [name for name in '$(NEEDS)'.split() if not find_spec(name)]; \
 	lacks and sys.exit('error: $(PYTHON) lacks ' + ', '.join(lacks) \
 	+ ': install them there, or leave PYTHON out to have all of it installed in $(VENV)')"
