@@ -110,7 +110,8 @@ class LayerAttentionMixin:
         norm_cfg = options.pop('norm_cfg', None) or dict(norm_cfg, requires_grad=True)
         try:
             cls = layer_attention_class(options.pop('type'))
-            options.setdefault('head_channels', self.default_head_channels(cls))
+            if 'head_channels' in inspect.signature(cls).parameters:
+                options.setdefault('head_channels', self.default_head_channels(cls))
             return create_layer_attention(cls, channels, block, previous_channels, stride,
                                           lambda c: build_norm_layer(norm_cfg, c)[1], **options)
         except (TypeError, ValueError) as error:
