@@ -30,14 +30,14 @@ SPREAD = [
     'resnest/faster-rcnn_s50_fpn_syncbn-backbone+head_ms-range-1x_coco.py',
     'retinanet/retinanet_r18_fpn_1x_coco.py',
     'solov2/solov2_r50_fpn_1x_coco.py',
+    'strong_baselines/mask-rcnn_r50_fpn_rpn-2conv_4conv1fc_syncbn-all_lsj-50e_coco.py',
+    'tood/tood_r50_fpn_1x_coco.py',
 ]
 SMALLEST = 'retinanet/retinanet_r18_fpn_1x_coco.py'
 SEGMENTATION_SPREAD = [
-    'ann/ann_r50-d8_4xb2-40k_cityscapes-512x1024.py',
     'bisenetv1/bisenetv1_r18-d32_4xb4-160k_coco-stuff164k-512x512.py',
     'ccnet/ccnet_r50-d8_4xb4-20k_voc12aug-512x512.py',
     'danet/danet_r50-d8_4xb2-40k_cityscapes-769x769.py',
-    'deeplabv3/deeplabv3_r101-d16-mg124_4xb2-40k_cityscapes-512x1024.py',
     'deeplabv3plus/deeplabv3plus_r18b-d8_4xb2-80k_cityscapes-769x769.py',
     'dmnet/dmnet_r50-d8_4xb4-80k_ade20k-512x512.py',
     'encnet/encnet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
@@ -50,7 +50,6 @@ SEGMENTATION_SPREAD = [
     'maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512.py',
     'ocrnet/ocrnet_r101-d8_4xb2-40k_cityscapes-512x1024.py',
     'point_rend/pointrend_r50_4xb2-80k_cityscapes-512x1024.py',
-    'psanet/psanet_r50-d8_4xb2-40k_cityscapes-512x1024.py',
     'pspnet/pspnet_r18-d8_4xb4-80k_potsdam-512x512.py',
     'resnest/resnest_s101-d8_fcn_4xb2-80k_cityscapes-512x1024.py',
     'sem_fpn/fpn_r50_4xb2-80k_cityscapes-512x1024.py',
