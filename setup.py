@@ -29,7 +29,7 @@ exec((ROOT / 'kcla_mm' / 'version.py').read_text(), version)
 setup(
     name='kcla-mm',
     version=version['__version__'],
-    description='ResNet backbones with key-correlated layer attention for MMDetection',
+    description='ResNet backbones with key-correlated layer attention for MMDetection, MMSegmentation and MMPretrain',
     license='Apache-2.0',
     python_requires='>=3.8',
     packages=find_packages(include=['kcla_mm', 'kcla_mm.*']),

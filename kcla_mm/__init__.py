@@ -1,4 +1,4 @@
-"""ResNet backbones with Key-Correlated Layer Attention for MMDetection.
+"""ResNet backbones with Key-Correlated Layer Attention for MMDetection, MMSegmentation and MMPretrain.
 
 Importing this package registers its backbones in each framework that is installed, which
 ``custom_imports = dict(imports=['kcla_mm'])`` does from a config. Without any OpenMMLab package there still is
