@@ -6,6 +6,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+from mmseg.registry import DATASETS
+
+import kcla_mm
 
 TOOL = Path(__file__).parents[2] / 'tools' / 'draw_lesions.py'
 
@@ -82,12 +87,6 @@ def test_the_same_seed_draws_the_same_on_any_machine(lesions, tmp_path):
 
 
 def test_the_config_of_the_demo_reads_it(lesions):
-    pytest.importorskip('mmseg')
-    from mmengine.config import Config
-    from mmengine.registry import DefaultScope
-    from mmseg.registry import DATASETS
-
-    import kcla_mm
     config = Config.fromfile(kcla_mm.config_path('unet_kcla_lesions.py'))
     for loader, number in ((config.train_dataloader, 40), (config.test_dataloader, 6)):
         with DefaultScope.overwrite_default_scope('mmseg'):
