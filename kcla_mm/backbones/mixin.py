@@ -131,6 +131,8 @@ class LayerAttentionMixin:
             _forward_pass.running, _forward_pass.state = outer
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        if hasattr(self, 'stem') and not hasattr(self.stem[0], 'conv'):
+            _count_layers_of_stem(state_dict, f'{prefix}stem.')
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         keys = [key for key in state_dict if key.startswith(prefix + 'layer')]
         if self.attention is not None and keys and not any('.layer_attention.' in key for key in keys):
@@ -138,6 +140,18 @@ class LayerAttentionMixin:
             print_log(f'The checkpoint has no layer attention: that of {type(self).__name__} starts at '
                       f'init_scale={init_scale}, {"near" if init_scale <= 0.01 else "far from"} the plain network.',
                       logger='current', level=logging.WARNING)
+
+
+def _count_layers_of_stem(state_dict, prefix):
+    """Renames a deep stem of MMPretrain's, of units with a conv and a bn, to MMDetection's and MMSegmentation's names.
+
+    They count convolution, normalisation and ReLU: ``stem.1.bn.weight`` becomes ``stem.4.weight``.
+    """
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        unit, _, rest = key[len(prefix):].partition('.')
+        layer, _, name = rest.partition('.')
+        if layer in ('conv', 'bn'):
+            state_dict[f'{prefix}{3 * int(unit) + (layer == "bn")}.{name}'] = state_dict.pop(key)
 
 
 def _with_shortcut(block, x):

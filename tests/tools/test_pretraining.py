@@ -1,6 +1,7 @@
 """From a classifier with layer attention to detectors and segmenters that start from its weights."""
 import pickle
 import re
+from importlib import import_module
 
 import cv2
 import numpy as np
@@ -119,6 +120,26 @@ def test_weights_of_the_imagenet_config_fit_the_detector_config(tmp_path):
         value.copy_(torch.rand_like(value, dtype=torch.float))
     torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'resnet50.pth')
     assert_taken_over(build_detector(tmp_path / 'resnet50.pth', 50).backbone, tmp_path / 'resnet50.pth')
+
+
+@pytest.mark.parametrize('framework, type', [('mmseg', 'KCLAResNetV1c'), ('mmseg', 'KCLAResNetV1d'),
+                                             ('mmdet', 'KCLAResNetV1d')])
+def test_deep_stems_take_weights_over_although_their_names_differ(tmp_path, framework, type):
+    pytest.importorskip(f'{framework}.models')
+    classifier = CLASSIFICATION.build(dict(type=type, depth=18))
+    for value in classifier.state_dict().values():
+        if value.ndim == 1:  # also what starts the same in both
+            value.copy_(torch.rand_like(value) + 0.5)
+    weights = {f'backbone.{name}': value for name, value in classifier.state_dict().items()}
+    torch.save(dict(state_dict=weights), tmp_path / 'resnet18.pth')
+    backbone = import_module(f'{framework}.registry').MODELS.build(
+        dict(type=type, depth=18, init_cfg=pretrained(tmp_path / 'resnet18.pth')))
+    backbone.init_weights()
+    assert 'stem.2.conv.weight' in classifier.state_dict() and 'stem.6.weight' in backbone.state_dict()
+    classifier.eval(), backbone.eval()
+    image = torch.rand(1, 3, 32, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(image)[-1], classifier(image)[-1])
 
 
 @pytest.mark.parametrize('depth', [50, 101])
