@@ -16,6 +16,8 @@ from kcla_mm.errors import DataError
 
 DOWNLOADED = 'CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST'  # data sets of MMPretrain that download themselves
 
+LAUNCHERS = {'pytorch': 'RANK', 'slurm': 'SLURM_PROCID', 'mpi': 'OMPI_COMM_WORLD_RANK'}  # what each sets
+
 
 @contextmanager
 def user_errors():
@@ -44,7 +46,7 @@ def config_parser(description):
                         'work_dirs/ and the name of the config)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
                         help='changes to the config, such as model.backbone.type=KCLAResNet; lists as key="[a,b]"')
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
+    parser.add_argument('--launcher', choices=['none', *LAUNCHERS], default='none',
                         help='how the processes of a distributed run were started; torchrun is pytorch '
                         '(default: none, a single process)')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0,
@@ -54,6 +56,9 @@ def config_parser(description):
 
 def load_config(args):
     """The config that the arguments of a `config_parser` ask for, which imports ``kcla_mm`` wherever it is read."""
+    started_by = LAUNCHERS.get(args.launcher)
+    if started_by and started_by not in os.environ:
+        raise ValueError(f'--launcher {args.launcher}: this process was not started by it ({started_by} is not set)')
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = read_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
@@ -82,8 +87,14 @@ def read_config(name, options=()):
 
     Returns:
         Config: The config.
+
+    Raises:
+        ValueError: If it is not Python, or not a name of that kind.
     """
-    cfg = Config.fromfile(Config._get_cfg_path(name, '')[0])  # as MMEngine finds a _base_
+    try:
+        cfg = Config.fromfile(Config._get_cfg_path(name, '')[0])  # as MMEngine finds a _base_
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f'the config {name} cannot be read: {error}') from None
     for key in options:
         if not _has(cfg, key):
             print_log(f'--cfg-options: {key} is not in {name}, it is added')
@@ -141,10 +152,11 @@ def check_files(cfg, *parts):
         width = max(map(len, paths))
         lines = [f'    {"missing" if path in missing else "found  "}  {path:{width}}  {paths[path]}'
                  for path in sorted(paths)]
+        data = any(not paths[path].endswith(('load_from', 'checkpoint')) for path in missing)
         raise FileNotFoundError(
             f'{missing[0]} does not exist. Looked, in {os.getcwd()}, for\n' + '\n'.join(lines) +
-            '\nPut what is missing there, or link it (ln -s /path/of/coco data/coco), or change an entry with '
-            '--cfg-options.')
+            ('\nPut what is missing there, or link it (ln -s /path/of/coco data/coco), or change an entry with '
+             '--cfg-options.' if data else ''))
 
 
 def _paths(node):

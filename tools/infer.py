@@ -18,6 +18,7 @@ if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cv2
 import numpy as np
+import torch
 from kcla_mm.cli import check_files, read_config, user_errors
 from mmengine.config import DictAction
 from mmengine.utils import track_iter_progress
@@ -35,6 +36,10 @@ def main():
         scope = cfg.get('default_scope')
         if scope not in INFERENCERS:
             raise ValueError(f'the config must be of {" or ".join(INFERENCERS)}, got default_scope={scope!r}')
+        if args.device and args.device.startswith('cuda') and not torch.cuda.is_available():
+            raise ValueError(f'--device {args.device}: PyTorch sees no GPU')
+        if Path(args.out_dir).is_file():
+            raise NotADirectoryError(f'--out-dir {args.out_dir} is a file')
         images = find_images(args.images)
         check_images(images, args.out_dir)
     infer = INFERENCERS[scope](cfg, args)

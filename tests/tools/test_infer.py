@@ -5,6 +5,7 @@ from collections import defaultdict
 import cv2
 import numpy as np
 import pytest
+import torch
 
 CHECKPOINT = 'work_dirs/tiny/epoch_2.pth'
 
@@ -57,6 +58,7 @@ def images(trained, tmp_path):
     (['a.jpg', 'broken', '--out-dir', 'out'], 'error: broken/b.jpg is not an image that can be read'),
     (['a.jpg', 'empty', '--out-dir', 'out'], 'error: the folder empty has no images'),
     (['a.jpg', 'other', '--out-dir', 'out'], 'error: the results of a.jpg and other/a.png would both be out/preds/a'),
+    (['a.jpg', '--out-dir', 'a.jpg'], 'error: --out-dir a.jpg is a file'),
     (['vis/a.jpg', '--out-dir', '.'], 'error: the drawn result would replace the image vis/a.jpg'),
     (['a.jpg', '--out-dir', 'out', '--cfg-options', 'default_scope=mmocr'],
      "error: the config must be of mmdet or mmseg or mmpretrain, got default_scope='mmocr'"),
@@ -71,3 +73,11 @@ def test_mistakes_are_found_before_anything_is_written(mistake, trained, images,
 def test_missing_checkpoint(mistake, trained, images):
     message = mistake('infer', trained[0] / 'tiny.py', 'no.pth', 'a.jpg', '--out-dir', 'out', cwd=images)
     assert message.startswith('error: no.pth does not exist')
+    assert 'ln -s' not in message, 'that is for data'
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
+def test_a_gpu_that_is_not_there(mistake, trained, images):
+    message = mistake('infer', trained[0] / 'tiny.py', trained[0] / CHECKPOINT, 'a.jpg', '--out-dir', 'out', '--device',
+                      'cuda:0', cwd=images)
+    assert message == 'error: --device cuda:0: PyTorch sees no GPU'

@@ -78,6 +78,8 @@ def test_learning_rate_follows_the_batch_size(tool, trained, monkeypatch):
     (['no.py'], "error: [Errno 2] No such file or directory: 'no.py'"),
     (['mmdet::retinanet/no.py'], 'error: file "'),
     (['kcla_mm::no.py'], "error: kcla_mm has no config 'no.py'"),
+    (['broken.py'], 'error: the config broken.py cannot be read: '),
+    (['tiny.py', '--launcher', 'pytorch'], 'error: --launcher pytorch: this process was not started by it (RANK is not'),
     (['tiny.py', '--auto-scale-lr'], 'error: --auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...)'),
     (['tiny.py', '--amp', '--cfg-options', 'optim_wrapper.type=Apex'],
      'error: --amp needs an optim_wrapper of type OptimWrapper, got Apex'),
@@ -88,6 +90,7 @@ def test_learning_rate_follows_the_batch_size(tool, trained, monkeypatch):
 ])
 def test_mistakes_are_found_before_the_model_is_built(mistake, trained, args, message):
     folder, _ = trained
+    (folder / 'broken.py').write_text('a = (1')
     assert mistake('train', *args, '--work-dir', 'mistaken', cwd=folder).startswith(message)
     assert not (folder / 'mistaken').exists()
 
