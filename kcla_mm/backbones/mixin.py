@@ -6,7 +6,6 @@ import threading
 import torch
 from mmcv.cnn import build_norm_layer
 from mmengine.logging import print_log
-from mmengine.model import Sequential
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,12 +21,18 @@ class _ForwardPass(threading.local):
 _forward_pass = _ForwardPass()
 
 
-class LayerAttentionStage(Sequential):
+class LayerAttentionStage(nn.Sequential):
     """A stage of residual blocks, each followed by its layer attention, a child of the block's."""
 
-    def __init__(self, *blocks, backbone_name):
-        super().__init__(*blocks)
+    def __init__(self, stage, backbone_name):
+        super().__init__(*stage)
         self.backbone_name = backbone_name
+        self.initialises_blocks = hasattr(stage, 'init_weights')
+
+    def init_weights(self):
+        """Initialises what the plain stage does, and the layer attentions."""
+        for block in self:
+            (block if self.initialises_blocks else block.layer_attention).init_weights()
 
     def forward(self, x):
         if not _forward_pass.running:
@@ -103,7 +108,7 @@ class LayerAttentionMixin:
             for index, block in enumerate(stage):
                 block.layer_attention = self._make_layer_attention(
                     channels, index, previous_channels, kwargs.get('stride', 1), kwargs['norm_cfg'])
-        return LayerAttentionStage(*stage, backbone_name=type(self).__name__)
+        return LayerAttentionStage(stage, type(self).__name__)
 
     def _make_layer_attention(self, channels, block, previous_channels, stride, norm_cfg):
         options = {'type': 'KCLA', **self.attention}

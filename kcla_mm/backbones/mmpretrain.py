@@ -1,7 +1,6 @@
 """MMPretrain's ResNets with layer attention, in its registry."""
 from mmpretrain.models.backbones import ResNet, ResNet_CIFAR, ResNetV1c, ResNetV1d, ResNeXt, SEResNet
 from mmpretrain.models.backbones.resnet import Bottleneck
-from mmpretrain.models.backbones.seresnet import SEBottleneck
 from mmpretrain.registry import MODELS
 
 from kcla_mm.layer_attention import KCLA
@@ -31,18 +30,9 @@ class KCLAResNeXt(LayerAttentionMixin, ResNeXt):
     """MMPretrain's ResNeXt with layer attention: its arguments, and ``attention`` of `LayerAttentionMixin`."""
 
 
-class _SEBottleneck(SEBottleneck):
-
-    def init_weights(self):
-        """Leaves squeeze and excitation as built, since MMPretrain's stages initialise no blocks and MMEngine's do."""
-        self.layer_attention.init_weights()
-
-
 @MODELS.register_module()
 class KCLASEResNet(LayerAttentionMixin, SEResNet):
     """MMPretrain's SEResNet with layer attention: its arguments, and ``attention`` of `LayerAttentionMixin`."""
-
-    arch_settings = {depth: (_SEBottleneck, blocks) for depth, (_, blocks) in SEResNet.arch_settings.items()}
 
 
 @MODELS.register_module()
