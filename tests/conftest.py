@@ -29,3 +29,9 @@ def float64():
 def coco():
     """A folder of real COCO images in COCO's own layout."""
     return _shared('data/coco')
+
+
+@pytest.fixture(scope='session')
+def shared_data():
+    """Gives a folder of real data by its name, such as 'Kvasir-SEG' ('': the folder of all), or skips the test."""
+    return lambda name='': _shared(f'data/{name}')

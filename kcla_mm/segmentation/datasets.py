@@ -65,9 +65,12 @@ class BinaryLesionDataset(BaseSegDataset):
             raise ValueError(f'split={split!r} needs train_ratio, such as 0.7')
         if ann_file and split is not None:
             raise ValueError(f'ann_file={ann_file!r} and split={split!r} both say which images to use: leave one out')
-        missing = {'img_path', 'seg_map_path'} - set(data_prefix)
-        if missing:
-            raise ValueError(f"data_prefix must have img_path and seg_map_path, got {data_prefix}")
+        if not isinstance(data_prefix, dict) or not {'img_path', 'seg_map_path'} <= set(data_prefix):
+            raise ValueError(f'data_prefix must be a dict with img_path and seg_map_path, got {data_prefix!r}')
+        if not isinstance(mask_suffix, str):
+            raise ValueError(f"mask_suffix must be a string such as '_segmentation', got {mask_suffix!r}")
+        if not isinstance(seed, int):
+            raise ValueError(f'seed must be an integer, got {seed!r}')
         self.mask_suffix = mask_suffix
         self.split = split
         self.train_ratio = train_ratio
@@ -122,9 +125,9 @@ class BinaryLesionDataset(BaseSegDataset):
         single = [str(path) for name, path in files.items() if name not in others]
         if single:
             names = ', '.join(single[:3]) + (', ...' if len(single) > 3 else '')
-            suffix = f' (a mask has the name of its image and {self.mask_suffix})' if self.mask_suffix else ''
             raise DataError(f'{type(self).__name__}: {len(single)} of {len(files)} {kind}s have no {other} in '
-                            f'{self.data_prefix[folder]}: {names}{suffix}')
+                            f'{self.data_prefix[folder]}: {names} (a mask has the name of its image followed by '
+                            f'mask_suffix={self.mask_suffix!r})')
 
     def _listed(self, images, masks):
         path = Path(self.ann_file)
@@ -168,10 +171,12 @@ def _check_pair(pair):
     try:
         with Image.open(image_path) as image:
             width, height = image.size
-            if image.getexif().get(0x0112) in ROTATED:
-                width, height = height, width
             image.draft('L', (1, 1))  # JPEGs are decoded at an eighth of their size
             image.load()
+            if image.format == 'TIFF':  # which Pillow rotates itself
+                width, height = image.size
+            if image.getexif().get(0x0112) in ROTATED:
+                width, height = height, width
     except Exception as error:  # Pillow raises many kinds
         raise DataError(f'the image {image_path} cannot be decoded: {error}') from None
     mask = read_binary_mask(mask_path)

@@ -65,8 +65,7 @@ class BCEDiceLoss(nn.Module):
         target = (target == 1).to(logits.dtype)
         bce = F.binary_cross_entropy_with_logits(logits, target, weight=valid, reduction='sum') / pixels
 
-        probability = logits.sigmoid() * valid
-        target = target * valid
-        overlap = (probability * target).sum((1, 2))
-        dice = (2 * overlap + SMOOTH) / (probability.sum((1, 2)) + target.sum((1, 2)) + SMOOTH)
+        probability = logits.sigmoid()
+        overlap = (valid * probability * target).sum((1, 2))
+        dice = (2 * overlap + SMOOTH) / ((valid * (probability + target)).sum((1, 2)) + SMOOTH)
         return self.bce_weight * bce + self.dice_weight * (1 - dice).mean()

@@ -58,7 +58,8 @@ class LesionMetric(BaseMetric):
         collect_device, prefix, collect_dir: See MMEngine's `BaseMetric`.
 
     Raises:
-        ValueError: If the data set does not have two classes, or an image has no ground truth.
+        ValueError: If the data set does not have two classes, an image has no ground truth or one of another size than
+            the prediction, or there are labels other than 0 and 1.
     """
 
     def __init__(self, out_file=None, ignore_index=255, collect_device='cpu', prefix=None, collect_dir=None):
@@ -68,11 +69,16 @@ class LesionMetric(BaseMetric):
         if out_file and self.out_file.suffix.lower() != '.csv':
             raise ValueError(f'out_file must end in .csv, got {out_file}')
 
+    @BaseMetric.dataset_meta.setter
+    def dataset_meta(self, dataset_meta):
+        classes = dataset_meta.get('classes', ())
+        if len(classes) != 2:
+            raise ValueError('LesionMetric is for two classes, background and lesion, the data set has '
+                             f'{len(classes)}: {classes}')
+        self._dataset_meta = dataset_meta
+
     def process(self, data_batch, data_samples):
         """Counts the pixels of a batch."""
-        classes = (self.dataset_meta or {}).get('classes', ())
-        if len(classes) != 2:
-            raise ValueError(f'LesionMetric is for two classes, background and lesion, the data set has {len(classes)}')
         for sample in data_samples:
             if 'gt_sem_seg' not in sample:
                 raise ValueError(f'{sample.get("img_path")} has no ground truth: the pipeline needs LoadBinaryMask')
@@ -82,8 +88,12 @@ class LesionMetric(BaseMetric):
                 raise ValueError(f'{sample.get("img_path")}: the prediction is of size {tuple(prediction.shape)}, its '
                                  f'ground truth of {tuple(truth.shape)}: place LoadBinaryMask after Resize')
             valid = truth != self.ignore_index
-            cells = (2 * truth + prediction.to(truth.dtype))[valid]
-            tn, fp, fn, tp = torch.bincount(cells.long().flatten(), minlength=4).tolist()
+            cells = (256 * truth.long() + prediction.long())[valid]
+            tn, fp, fn, tp = torch.bincount(cells.flatten(), minlength=258)[[0, 1, 256, 257]].tolist()
+            if tn + fp + fn + tp != cells.numel():
+                labels = [values[valid].long().unique().tolist() for values in (truth, prediction)]
+                raise ValueError(f'{sample.get("img_path")}: labels must be 0 and 1, got {labels[0]} in the ground '
+                                 f'truth and {labels[1]} in the prediction')
             self.results.append((sample.get('img_path', ''), tp, fp, fn, tn))
 
     def compute_metrics(self, results):
@@ -113,7 +123,7 @@ class LesionMetric(BaseMetric):
     def _write(self, paths, counts, image_iou, image_dsc):
         self.out_file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.out_file.with_name(f'.{self.out_file.name}.{os.getpid()}')
-        with open(unfinished, 'w', newline='') as file:
+        with open(unfinished, 'w', newline='', encoding='utf-8') as file:
             writer = csv.writer(file)
             writer.writerow(['image', 'IoU', 'DSC', 'tp', 'fp', 'fn', 'tn'])
             for i in np.argsort(image_iou, kind='stable'):

@@ -22,7 +22,7 @@ def read_binary_mask(path):
         ndarray: The mask, of shape (H, W), type uint8 and values 0 and 1.
 
     Raises:
-        DataError: If the file can't be decoded, or is not a mask but an image of many grey levels, or has labels of more
+        DataError: If the file can't be decoded, is not a mask but an image of many grey levels, or has labels of more
             than two classes. The message names the file and says what was found.
     """
     try:
@@ -36,18 +36,25 @@ def read_binary_mask(path):
     except Exception as error:  # Pillow raises many kinds
         raise DataError(f'the mask {path} cannot be decoded: {error}') from None
     if levels.ndim == 3:
-        first, *others = np.moveaxis(levels, 2, 0)[:-1 if alpha else None]
-        levels = np.maximum.reduce([first, *others])
-        if any((other != first).any() for other in others) and levels.min() >= GREY[0]:
-            raise DataError(f'the mask {path} has colours, but no black background')
+        channels = np.ascontiguousarray(np.moveaxis(levels, 2, 0)[:-1 if alpha else None])
+        levels = channels.max(0)
+        if (levels - channels.min(0)).max() >= GREY[0]:
+            if levels.min() >= GREY[0]:
+                raise DataError(f'the mask {path} has colours, but no black background')
+            colours = len(np.unique(sum(channel.astype(np.uint32) << 8 * i for i, channel in enumerate(channels))))
+            if colours > 2 and not is_jpeg:
+                raise DataError(f'the mask {path} has {colours} colours: it should have only black and one other '
+                                'colour, or be black and white')
     found = np.flatnonzero(np.bincount(levels.ravel())) if levels.dtype == np.uint8 else np.unique(levels)
     if len(found) <= 2 and not is_jpeg and (len(found) == 1 or found[0] == 0):
         return (levels > 0).astype(np.uint8)
+    values = _some(found)
     if found[-1] > 255:  # of 16 bits
         levels, found = levels // 257, found // 257
-    if 0 < found[-1] < 128:
-        raise DataError(f'the mask {path} has the values {_some(found)}: it should have only 0 and one other value, or '
-                        'be black and white')
+    three_labels = len(found) == 3 and found[1] <= GREY[1] and not is_jpeg
+    if three_labels or 0 < found[-1] < 128:
+        raise DataError(f'the mask {path} has the values {values}: it should have only 0 and one other value, or be '
+                        'black and white')
     grey = ((levels >= GREY[0]) & (levels <= GREY[1])).mean()
     if grey > MAX_GREY_SHARE:
         raise DataError(f'{path} is not a mask: {grey:.0%} of its pixels are neither black nor white, but have values '

@@ -29,7 +29,7 @@ class UNetHead(BaseDecodeHead):
             ``loss_decode``; with ``out_channels=1`` and ``threshold``, one map tells two classes apart.
 
     Raises:
-        ValueError: If the numbers of feature maps and of channels don't agree.
+        ValueError: If the numbers of feature maps and of channels don't agree, or ``threshold`` is not between 0 and 1.
     """
 
     def __init__(self, in_channels, decoder_channels=None, in_index=None, norm_cfg=dict(type='BN'), **kwargs):
@@ -37,9 +37,9 @@ class UNetHead(BaseDecodeHead):
             raise ValueError(f'in_channels must be a list of at least two numbers, got {in_channels!r}')
         if decoder_channels is None:
             decoder_channels = in_channels[:-1]
-        if len(decoder_channels) != len(in_channels) - 1:
+        if not isinstance(decoder_channels, (list, tuple)) or len(decoder_channels) != len(in_channels) - 1:
             raise ValueError(f'decoder_channels must have {len(in_channels) - 1} numbers, one less than in_channels='
-                             f'{in_channels}, got {decoder_channels}')
+                             f'{in_channels}, got {decoder_channels!r}')
         if in_index is None:
             in_index = list(range(len(in_channels)))
         elif not isinstance(in_index, (list, tuple)) or len(in_index) != len(in_channels):
@@ -47,6 +47,8 @@ class UNetHead(BaseDecodeHead):
                              f'{in_index!r}')
         super().__init__(in_channels, decoder_channels[0], in_index=in_index, input_transform='multiple_select',
                          norm_cfg=norm_cfg, **kwargs)
+        if self.out_channels == 1 and not 0 < self.threshold < 1:
+            raise ValueError(f'threshold must be between 0 and 1, got {self.threshold}')
         layer = dict(kernel_size=3, padding=1, conv_cfg=self.conv_cfg, norm_cfg=norm_cfg, act_cfg=self.act_cfg)
         deeper = [*decoder_channels[1:], in_channels[-1]]
         self.blocks = nn.ModuleList(
