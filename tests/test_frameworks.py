@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize('module, version, message', [
-    (mmengine, '0.9.1', 'kcla_mm needs mmengine>=0.10.0,<1.0.0, but mmengine 0.9.1 is installed: pip install mmengine=='),
+    (mmengine, '0.9.1', 'kcla_mm needs mmengine>=0.10.0,<1.0.0, but mmengine 0.9.1 is installed: pip install mmengine'),
     (mmcv, '1.7.2', 'kcla_mm needs mmcv>=2.0.0,<3.0.0, but mmcv 1.7.2 is installed: pip install mmcv=='),
     (mmcv, '3.0.0', 'kcla_mm needs mmcv>=2.0.0,<3.0.0, but mmcv 3.0.0 is installed'),
     (mmdet, '2.28.0', 'kcla_mm needs mmdet>=3.1.0,<4.0.0, but mmdet 2.28.0 is installed: pip install mmdet=='),

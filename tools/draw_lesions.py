@@ -2,8 +2,8 @@
 
     python tools/draw_lesions.py data/lesions
 
-Many of the spots are faint or have a wide, soft edge; hairs, rulers, reflections, freckles, red patches and dark corners
-are on the images too. It is read by `BinaryLesionDataset`: images/, masks/, and the lists train.txt and val.txt. The
+Many of the spots are faint or have a wide, soft edge; there are hairs, rulers, reflections, freckles, red patches and
+dark corners too. It is read by `BinaryLesionDataset`: images/, masks/, and the lists train.txt and val.txt. The
 same arguments give the same masks on any machine.
 """
 import json
@@ -19,7 +19,7 @@ INK = (1.6, 1.6, 1.5)
 
 
 def smooth_noise(rng, size, waves):
-    """A field, (size, size), of mean 0 and standard deviation 1: a sum of cosines, the shortest of waves / 2 periods."""
+    """A field, (size, size), of mean 0 and standard deviation 1: cosines, the shortest of waves / 2 periods."""
     order = np.arange(waves)
     cosines = np.cos(np.pi / size * np.outer(np.arange(size) + 0.5, order))
     weights = rng.normal(size=(waves, waves)) / (1 + np.hypot(order, order[:, None]))

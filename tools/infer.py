@@ -2,7 +2,7 @@
 
     python tools/infer.py configs/faster_rcnn_r50_kcla_coco.py epoch_12.pth street.jpg photos/ --out-dir results
 
-Of photos/a.jpg come results/vis/a.jpg and, of a detector, results/preds/a.json: labels (indices of the classes), scores,
+Of photos/a.jpg come results/vis/a.jpg and, of a detector, results/preds/a.json: labels (the classes' indices), scores,
 boxes (x1, y1, x2, y2) and, where the model predicts them, masks (run-length encoded). Of a segmenter comes
 results/preds/a.png, of the image's own size: 0 and 255 if there are two classes, else the classes' indices in the
 colours of the palette. Of a classifier come results/vis/a.png and results/preds/a.json: label, class, score, and the

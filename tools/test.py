@@ -66,7 +66,8 @@ def results_in(out, cfg):
     metric = next((evaluator for evaluator in evaluators if evaluator['type'] == needed[kind]), None)
     if needed[kind] and metric is None:
         types = ', '.join(str(evaluator['type']) for evaluator in evaluators)
-        raise ValueError(f'--out {out} needs a {needed[kind]} as test_evaluator, got {types}; {stem}.pkl works with any')
+        raise ValueError(f'--out {out} needs a {needed[kind]} as test_evaluator, got {types}; '
+                         f'{stem}.pkl works with any')
     os.makedirs(os.path.dirname(out) or '.', exist_ok=True)
     with TemporaryDirectory(dir=os.path.dirname(out) or '.') as folder:
         if kind == '.json':

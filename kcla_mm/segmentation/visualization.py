@@ -30,7 +30,7 @@ class LesionVisualizer(SegLocalVisualizer):
         Args:
             name (str): The title.
             image (ndarray): (H, W, 3) uint8, RGB.
-            data_sample (SegDataSample, optional): Holds ``gt_sem_seg`` or ``pred_sem_seg`` or both, of the image's size.
+            data_sample (SegDataSample, optional): Holds ``gt_sem_seg``, ``pred_sem_seg`` or both, of the image's size.
             draw_gt, draw_pred (bool): Whether to draw them. Default to True.
             show (bool), wait_time (float): Show the picture in a window, for so many seconds.
             out_file (str, optional): Where to write it; without it, the visualisation backends get it.

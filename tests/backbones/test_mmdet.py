@@ -250,7 +250,8 @@ class AddShortcut(BaseLayerAttention):
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_an_attention_that_needs_the_shortcut_gets_it_computed_once(depth, with_cp):
     torch.manual_seed(0)
-    network = randomised(build(depth=depth, with_cp=with_cp, norm_eval=False, attention=dict(type=AddShortcut))).double()
+    network = build(depth=depth, with_cp=with_cp, norm_eval=False, attention=dict(type=AddShortcut))
+    network = randomised(network).double()
     calls = []
     for module in network.modules():
         if getattr(module, 'downsample', None) is not None:

@@ -31,7 +31,8 @@ default_hooks = dict(checkpoint=dict(save_best='DSC', rule='greater'))
 @pytest.fixture(scope='module')
 def tested(run_tool, folder):
     """What testing printed, and the rows of its table of images by name."""
-    printed = run_tool('test.py', 'tiny_unet.py', CHECKPOINT, '--out', 'out/scores.csv', '--show-dir', 'drawn', cwd=folder)
+    printed = run_tool('test.py', 'tiny_unet.py', CHECKPOINT, '--out', 'out/scores.csv', '--show-dir', 'drawn',
+                       cwd=folder)
     with open(folder / 'out/scores.csv', newline='') as file:
         return printed, {row['image']: row for row in csv.DictReader(file)}
 

@@ -71,7 +71,8 @@ def test_results_as_pickle(run_tool, folder):
     (['jittered.pth', '--out', 'results.json', '--cfg-options', 'test_evaluator.type=VOCMetric'],
      'error: --out results.json needs a CocoMetric as test_evaluator, got VOCMetric'),
     (['jittered.pth', '--show-dir', 'drawings', '--cfg-options', 'default_hooks.visualization.type=Hook'],
-     'error: --show-dir needs default_hooks.visualization of type DetVisualizationHook or VisualizationHook in the config, got Hook'),
+     'error: --show-dir needs default_hooks.visualization of type DetVisualizationHook or '
+     'VisualizationHook in the config, got Hook'),
     (['jittered.pth', '--cfg-options', 'test_evaluator.ann_file=val.json'], 'error: val.json does not exist'),
 ])
 def test_mistakes_are_found_before_the_model_is_built(mistake, folder, args, message):

@@ -79,7 +79,7 @@ def test_learning_rate_follows_the_batch_size(tool, trained, monkeypatch):
     (['mmdet::retinanet/no.py'], 'error: file "'),
     (['kcla_mm::no.py'], "error: kcla_mm has no config 'no.py'"),
     (['broken.py'], 'error: the config broken.py cannot be read: '),
-    (['tiny.py', '--launcher', 'pytorch'], 'error: --launcher pytorch: this process was not started by it (RANK is not'),
+    (['tiny.py', '--launcher', 'pytorch'], 'error: --launcher pytorch: this process was not started by it (RANK'),
     (['tiny.py', '--auto-scale-lr'], 'error: --auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...)'),
     (['tiny.py', '--amp', '--cfg-options', 'optim_wrapper.type=Apex'],
      'error: --amp needs an optim_wrapper of type OptimWrapper, got Apex'),
