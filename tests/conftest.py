@@ -2,6 +2,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,6 +15,14 @@ def _shared(name):
     if not path.exists():
         pytest.skip(f'needs {path}, which is not part of the project')
     return path
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Each test draws the same numbers every time."""
+    import torch
+    torch.manual_seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture(scope='module')

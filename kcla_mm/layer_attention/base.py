@@ -23,10 +23,13 @@ class BaseLayerAttention(nn.Module):
             Defaults to None.
         stride (int): Stride of the stage. Defaults to 1.
         head_channels (int): Channels of a head; C must be a multiple of it.
-        drop_path (float): Probability of dropping a sample's attention in training, in [0, 1).
-        init_scale (float): Initial weight of ``norm``, positive.
-        with_cp (bool): Recompute the layer in the backward pass instead of keeping its activations.
+        drop_path (float): Probability of dropping a sample's attention in training, in [0, 1). 0.2 by default in all
+            subclasses.
+        init_scale (float): Initial weight of ``norm``, positive: 1.0 to train from scratch, the subclasses' default of
+            1e-3 to take over the weights of a plain network.
+        with_cp (bool): Recompute the layer in the backward pass instead of keeping its activations. False by default.
         norm_layer (callable): Makes a normalisation with a learnable weight from a number of channels.
+            `nn.BatchNorm2d` by default.
 
     Raises:
         ValueError: If an argument is out of its range.

@@ -35,14 +35,9 @@ class LayerAttention(BaseLayerAttention):
     a stage on, so that some heads never see the newest layer.
 
     Args:
-        channels, block, previous_channels, stride, norm_layer: The block's place and its normalisation, see
-            `BaseLayerAttention`.
         head_channels (int): Channels d of a head; ``channels`` must be a multiple of it. Defaults to 16.
-        drop_path (float): Probability of dropping a sample's attention in training, in [0, 1). Defaults to 0.2.
-        init_scale (float): Initial weight of the last normalisation: 1.0 to train from scratch, the default to take
-            over the weights of a plain network. Defaults to 1e-3.
-        with_cp (bool): Recompute the layer in the backward pass instead of keeping its activations.
-            Defaults to False.
+        channels, block, previous_channels, stride, drop_path, init_scale, with_cp, norm_layer: See
+            `BaseLayerAttention`.
 
     Raises:
         ValueError: If an argument is out of its range.
