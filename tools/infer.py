@@ -104,7 +104,8 @@ def detect(cfg, args):
 def segment(cfg, args):
     """A function that writes the results of one image of a segmenter."""
     from mmseg.apis import MMSegInferencer
-    inferencer = MMSegInferencer(cfg, args.checkpoint, device=args.device, show_progress=False)
+    inferencer = MMSegInferencer(cfg, args.checkpoint, device=args.device)
+    inferencer.show_progress = False  # of one image; not an argument in all releases
     meta = inferencer.model.dataset_meta
     inferencer.visualizer.set_dataset_meta(**meta)
     masks = Path(args.out_dir, 'preds')
