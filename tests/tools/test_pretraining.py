@@ -1,4 +1,5 @@
 """From a classifier with layer attention to detectors and segmenters that start from its weights."""
+import json
 import pickle
 import re
 from importlib import import_module
@@ -63,11 +64,21 @@ def test_a_classifier_trains_and_is_tested(run_tool, trained):
     scale = weights['backbone.layer4.1.layer_attention.norm.weight']
     assert (scale != 1).any() and scale.isfinite().all(), 'it starts at 1 and learns'
 
-    printed = run_tool('test.py', 'tiny.py', 'work_dirs/tiny/epoch_1.pth', '--out', 'results.pkl', cwd=folder)
+    printed = run_tool('test.py', 'tiny.py', 'work_dirs/tiny/epoch_1.pth', '--out', 'results.pkl',
+                       '--show-dir', 'drawn', cwd=folder)
+    assert len(list((folder / 'drawn').iterdir())) == 3, 'named as the images, of which three folders have the same'
     results = pickle.loads((folder / 'results.pkl').read_bytes())
     assert len(results) == 9
     right = [bool(result['pred_label'] == result['gt_label']) for result in results]
     assert float(re.search(r'accuracy/top1: ([\d.]+)', printed)[1]) == pytest.approx(100 * np.mean(right), abs=1e-3)
+
+    run_tool('infer.py', 'tiny.py', 'work_dirs/tiny/epoch_1.pth', 'data/val/red/1.png', '--out-dir', 'inferred',
+             cwd=folder)
+    inferred = json.loads((folder / 'inferred/preds/1.json').read_text())
+    tested, = [result for result in results if result['img_path'].endswith('red/1.png')]
+    np.testing.assert_allclose(inferred['pred_scores'], tested['pred_score'], rtol=1e-4)
+    assert inferred['pred_class'] == sorted(COLOURS)[inferred['pred_label']]
+    assert (folder / 'inferred/vis/1.png').exists()
 
 
 def pretrained(checkpoint):
