@@ -34,6 +34,7 @@ def data_errors():
     try:
         yield
     except DataError as error:
+        print(flush=True)  # ends the line of a progress bar
         sys.exit(f'error: {error}')
 
 

@@ -43,6 +43,8 @@ def parse_args():
 
 def draw_results(cfg, folder):
     folder = os.path.abspath(folder)  # a relative one would be put into the work dir
+    if os.path.isfile(folder):
+        raise NotADirectoryError(f'--show-dir {folder} is a file')
     if cfg.get('default_scope') == 'mmseg':
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='DrawResultsHook', out_dir=folder)]
         return
@@ -60,6 +62,7 @@ def results_in(out, cfg):
     """Has the evaluator write its results, which appear under their names once they are whole."""
     stem, kind = os.path.splitext(out)
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, (list, tuple)) else [cfg.test_evaluator]
+    kind = kind.lower()
     needed = {'.json': 'CocoMetric', '.csv': 'LesionMetric', '.pkl': None}
     if kind not in needed:
         raise ValueError(f'--out must end in .json, .csv or .pkl, got {out}')

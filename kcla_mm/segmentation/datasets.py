@@ -1,5 +1,6 @@
 """Data sets of images with binary masks: any two folders, the ISIC challenges, Kvasir-SEG."""
 import hashlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Real
 from pathlib import Path
@@ -75,7 +76,7 @@ class BinaryLesionDataset(BaseSegDataset):
         self.split = split
         self.train_ratio = train_ratio
         self.seed = seed
-        super().__init__(data_root=data_root, data_prefix=data_prefix, ann_file=ann_file, **kwargs)
+        super().__init__(data_root=os.path.expanduser(data_root), data_prefix=data_prefix, ann_file=ann_file, **kwargs)
 
     @classmethod
     def get_label_map(cls, new_classes=None):
@@ -107,7 +108,7 @@ class BinaryLesionDataset(BaseSegDataset):
         """The images in a folder, by their name without ``suffix``."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise DataError(f'{type(self).__name__}: the folder {folder} does not exist')
+            raise DataError(f'{type(self).__name__}: the folder {folder.absolute()} does not exist')
         found = {}
         for path in sorted(folder.iterdir()):
             if (path.suffix.lower() not in IMAGES or path.name.startswith('.') or not path.stem.endswith(suffix)

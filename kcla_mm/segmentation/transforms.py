@@ -36,7 +36,11 @@ def read_binary_mask(path):
     except Exception as error:  # Pillow raises many kinds
         raise DataError(f'the mask {path} cannot be decoded: {error}') from None
     if levels.ndim == 3:
-        channels = np.ascontiguousarray(np.moveaxis(levels, 2, 0)[:-1 if alpha else None])
+        channels = np.ascontiguousarray(np.moveaxis(levels, 2, 0))
+        if alpha:
+            channels, opacity = channels[:-1], channels[-1]
+            if not channels.any() and np.ptp(opacity):
+                raise DataError(f'the mask {path} is black, with a shape in its alpha channel alone')
         levels = channels.max(0)
         if (levels - channels.min(0)).max() >= GREY[0]:
             if levels.min() >= GREY[0]:

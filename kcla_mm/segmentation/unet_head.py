@@ -29,7 +29,8 @@ class UNetHead(BaseDecodeHead):
             ``loss_decode``; with ``out_channels=1`` and ``threshold``, one map tells two classes apart.
 
     Raises:
-        ValueError: If the numbers of feature maps and of channels don't agree, or ``threshold`` is not between 0 and 1.
+        ValueError: If the numbers of feature maps and of channels don't agree, or ``threshold`` is not between 0 and 1;
+            in the first forward pass, if the backbone's feature maps are others.
     """
 
     def __init__(self, in_channels, decoder_channels=None, in_index=None, norm_cfg=dict(type='BN'), **kwargs):
@@ -40,6 +41,7 @@ class UNetHead(BaseDecodeHead):
         if not isinstance(decoder_channels, (list, tuple)) or len(decoder_channels) != len(in_channels) - 1:
             raise ValueError(f'decoder_channels must have {len(in_channels) - 1} numbers, one less than in_channels='
                              f'{in_channels}, got {decoder_channels!r}')
+        reads_all = in_index is None
         if in_index is None:
             in_index = list(range(len(in_channels)))
         elif not isinstance(in_index, (list, tuple)) or len(in_index) != len(in_channels):
@@ -47,6 +49,7 @@ class UNetHead(BaseDecodeHead):
                              f'{in_index!r}')
         super().__init__(in_channels, decoder_channels[0], in_index=in_index, input_transform='multiple_select',
                          norm_cfg=norm_cfg, **kwargs)
+        self.reads_all = reads_all
         if self.out_channels == 1 and not 0 < self.threshold < 1:
             raise ValueError(f'threshold must be between 0 and 1, got {self.threshold}')
         layer = dict(kernel_size=3, padding=1, conv_cfg=self.conv_cfg, norm_cfg=norm_cfg, act_cfg=self.act_cfg)
@@ -57,7 +60,17 @@ class UNetHead(BaseDecodeHead):
 
     def forward(self, inputs):
         """Decodes feature maps, (N, C_i, H_i, W_i) each, into logits, (N, out_channels, H_0, W_0)."""
-        *skips, x = self._transform_inputs(inputs)
+        channels = [x.shape[1] for x in inputs]
+        read = [channels[i] for i in self.in_index if i < len(channels)]
+        if read != list(self.in_channels) or (self.reads_all and len(read) != len(channels)):
+            raise ValueError(f'in_channels={list(self.in_channels)}, in_index={list(self.in_index)} of UNetHead do not '
+                             f'fit the backbone, whose feature maps have {channels} channels')
+        features = self._transform_inputs(inputs)
+        sizes = [tuple(x.shape[2:]) for x in features]
+        if sizes[0] < sizes[-1]:
+            raise ValueError(f'in_index={list(self.in_index)} of UNetHead must go from the largest feature map to the '
+                             f'smallest, got maps of {sizes}')
+        *skips, x = features
         for block, skip in zip(reversed(self.blocks), reversed(skips)):
             x = resize(x, size=skip.shape[2:], mode='bilinear', align_corners=self.align_corners)
             x = block(torch.cat([skip, x], 1))

@@ -8,6 +8,7 @@ from PIL import Image
 
 from kcla_mm.errors import DataError
 from kcla_mm.segmentation import LoadBinaryMask
+from kcla_mm.segmentation.transforms import read_binary_mask
 
 ROWS, COLUMNS = np.mgrid[:60, :80]
 MASK = np.hypot(ROWS - 25, COLUMNS - 30) < 18
@@ -155,3 +156,11 @@ def test_it_does_what_later_transforms_expect(tmp_path):
     assert transform(dict(seg_map_path=str(tmp_path / 'mask.png'), seg_fields=[]))['seg_fields'] == ['gt_seg_map']
     assert transform(dict(seg_map_path=str(tmp_path / 'mask.png')))['seg_fields'] == ['gt_seg_map']
     assert transform(dict(img_path='x.jpg')) == dict(img_path='x.jpg')  # in inference there is no mask
+
+
+def test_a_mask_in_the_alpha_channel_alone(tmp_path):
+    alpha = np.zeros((6, 8), np.uint8)
+    alpha[2:4, 3:6] = 255
+    Image.fromarray(np.dstack([np.zeros((6, 8, 3), np.uint8), alpha])).save(tmp_path / 'mask.png')
+    with pytest.raises(DataError, match='mask.png is black, with a shape in its alpha channel alone'):
+        read_binary_mask(tmp_path / 'mask.png')

@@ -154,3 +154,16 @@ def test_the_segmenter_predicts_at_the_images_own_size(segmenter):
     assert prediction.shape == (1, 45, 61)
     assert torch.equal(prediction.bool(), expected)
     assert expected.any() and not expected.all()
+
+
+@pytest.mark.parametrize('arguments, sizes, message', [
+    (dict(), [(4, 8), (9, 4)], r'in_channels=\[4, 8\], in_index=\[0, 1\] .* do not fit .* have \[4, 9\] channels'),
+    (dict(), [(4, 8)], r'have \[4\] channels'),
+    (dict(), [(4, 8), (8, 4), (16, 2)], r'have \[4, 8, 16\] channels'),
+    (dict(in_index=[0, 3]), [(4, 8), (8, 4)], r'in_index=\[0, 3\] .* do not fit'),
+    (dict(), [(4, 4), (8, 8)], r'from the largest feature map to the smallest, got maps of \[\(4, 4\), \(8, 8\)\]'),
+])
+def test_feature_maps_that_do_not_fit(arguments, sizes, message):
+    head = UNetHead(**{'in_channels': [4, 8], **ONE_MAP, **arguments})
+    with pytest.raises(ValueError, match=message):
+        head([torch.rand(1, channels, size, size) for channels, size in sizes])

@@ -70,6 +70,7 @@ def test_results_as_pickle(run_tool, folder):
     (['jittered.pth', '--out', 'results.txt'], 'error: --out must end in .json, .csv or .pkl, got results.txt'),
     (['jittered.pth', '--out', 'results.json', '--cfg-options', 'test_evaluator.type=VOCMetric'],
      'error: --out results.json needs a CocoMetric as test_evaluator, got VOCMetric'),
+    (['jittered.pth', '--show-dir', 'jittered.py'], 'error: --show-dir '),
     (['jittered.pth', '--show-dir', 'drawings', '--cfg-options', 'default_hooks.visualization.type=Hook'],
      'error: --show-dir needs default_hooks.visualization of type DetVisualizationHook or '
      'VisualizationHook in the config, got Hook'),
