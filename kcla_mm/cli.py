@@ -1,6 +1,7 @@
 """What the tools share: configs by file or zoo name, and checks before anything is built."""
 import os
 import sys
+import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,11 +30,18 @@ def user_errors():
 
 
 @contextmanager
-def data_errors():
-    """Ends a command on files of a data set that are missing or broken with the message alone."""
+def our_errors():
+    """Ends a command on an error that this package raises itself, of an argument or of data, with the message alone."""
     try:
         yield
-    except DataError as error:
+    except (ValueError, TypeError) as error:
+        cause = error
+        while cause.__context__:  # a registry raises it anew
+            cause = cause.__context__
+        frame = traceback.extract_tb(cause.__traceback__)[-1]
+        ours = Path(__file__).resolve().parent in Path(frame.filename).resolve().parents
+        if not (isinstance(error, DataError) or ours and frame.line.startswith('raise')):
+            raise
         print(flush=True)  # ends the line of a progress bar
         sys.exit(f'error: {error}')
 

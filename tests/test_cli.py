@@ -3,7 +3,20 @@ import re
 import pytest
 from mmengine.config import Config
 
-from kcla_mm.cli import check_files, read_config
+from kcla_mm.cli import check_files, our_errors, read_config
+from kcla_mm.layer_attention import KCLA
+
+
+def test_errors_of_this_package_end_with_their_message_and_others_do_not():
+    with pytest.raises(SystemExit, match='error: .*head_channels must be a positive integer, got 0'):
+        with our_errors():
+            KCLA(64, head_channels=0)
+    with pytest.raises(TypeError, match='not all arguments'):
+        with our_errors():
+            KCLA('64')  # not a mistake that is looked for: the traceback says where it is
+    with pytest.raises(ValueError, match='invalid literal'):
+        with our_errors():
+            int('x')
 
 
 @pytest.fixture

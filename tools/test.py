@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kcla_mm.cli import build_runner, check_files, config_parser, data_errors, load_config, user_errors
+from kcla_mm.cli import build_runner, check_files, config_parser, load_config, our_errors, user_errors
 
 
 def main():
@@ -26,7 +26,7 @@ def main():
                 draw_results(cfg, args.show_dir)
             if args.out:
                 stack.enter_context(results_in(args.out, cfg))
-        with data_errors():
+        with our_errors():
             build_runner(cfg).test()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kcla_mm.cli import build_runner, check_files, config_parser, data_errors, load_config, user_errors
+from kcla_mm.cli import build_runner, check_files, config_parser, load_config, our_errors, user_errors
 from mmengine.device import get_device
 from mmengine.runner import find_latest_checkpoint
 
@@ -20,7 +20,7 @@ def main():
     with user_errors():
         cfg = training_config(parse_args())
         check_files(cfg, 'load_from', 'model', 'train_dataloader', 'val_dataloader', 'val_evaluator')
-    with data_errors():
+    with our_errors():
         build_runner(cfg).train()
 
 

@@ -88,9 +88,11 @@ def test_inference_finds_what_testing_finds(run_tool, folder, tested):
     ('train_dataloader.dataset.data_root=nowhere', 'error: nowhere'),
     ('train_dataloader.dataset.data_prefix.img_path=images train_dataloader.dataset.data_prefix.seg_map_path=images',
      'error: the mask data/lesions/images'),
+    ('train_dataloader.dataset.split=trian', "split must be 'train', 'val' or None, got 'trian'"),
+    ('model.backbone.attention.type=KLCA', "], got 'KLCA'"),
     ('val_dataloader.dataset.mask_suffix=_mask', 'has no images (*_mask with .jpg'),
 ])
-def test_mistakes_in_the_data_are_found_before_training(run_tool, folder, options, message):
+def test_mistakes_are_found_before_training(run_tool, folder, options, message):
     printed = run_tool('train.py', 'tiny_unet.py', '--work-dir', 'mistaken', '--cfg-options', *options.split(),
                        cwd=folder, status=1)
     error = printed[printed.rindex('error: '):]
