@@ -7,7 +7,7 @@ from mmdet.registry import MODELS
 
 import kcla_mm  # noqa: F401
 from kcla_mm.layer_attention import LAYER_ATTENTIONS, BaseLayerAttention
-from tests.backbones.test_mmdet import randomised
+from tests.backbones.networks import randomised
 
 every_type = pytest.mark.parametrize('type', LAYER_ATTENTIONS)
 IMAGE = torch.rand(2, 3, 64, 96)
@@ -35,7 +35,8 @@ def test_all_of_it_trains_a_step(type):
     optimizer.step()
     after = network.state_dict()
     assert all(value.isfinite().all() for value in after.values())
-    assert not torch.equal(after['layer1.0.layer_attention.norm.weight'], before['layer1.0.layer_attention.norm.weight'])
+    name = 'layer1.0.layer_attention.norm.weight'
+    assert not torch.equal(after[name], before[name])
 
 
 @every_type

@@ -12,6 +12,7 @@ from torch import nn
 import kcla_mm
 from kcla_mm.backbones import LayerAttentionMixin
 from kcla_mm.layer_attention import KCLA, BaseLayerAttention
+from tests.backbones.networks import attentions, evaluating, randomised
 
 IMAGE = torch.rand(2, 3, 96, 128)
 
@@ -21,23 +22,6 @@ def build(type='KCLAResNet', **kwargs):
     if 'RegNet' not in type:
         kwargs.setdefault('depth', 18)
     return MODELS.build(dict(type=type, **kwargs))
-
-
-def randomised(network):
-    """Draws what initialisation sets to a constant, so that every block and statistic counts."""
-    for name, value in network.state_dict().items():
-        if 'layer_attention' not in name and value.ndim == 1:
-            value.copy_(torch.rand_like(value) + 0.5)
-    return network
-
-
-def evaluating(network):
-    network.eval()  # which returns None in the frameworks' ResNets
-    return network
-
-
-def attentions(network):
-    return {name: m for name, m in network.named_modules() if isinstance(m, BaseLayerAttention)}
 
 
 VARIANTS = {

@@ -10,6 +10,7 @@ from mmpretrain.registry import MODELS  # noqa: E402
 
 from kcla_mm.backbones import LayerAttentionMixin  # noqa: E402
 from kcla_mm.layer_attention import BaseLayerAttention  # noqa: E402
+from tests.backbones.networks import attentions, evaluating, randomised  # noqa: E402
 
 IMAGE = torch.rand(2, 3, 48, 64)
 TYPES = 'KCLAResNet', 'KCLAResNetV1c', 'KCLAResNetV1d', 'KCLAResNeXt', 'KCLASEResNet', 'KCLAResNet_CIFAR'
@@ -34,23 +35,6 @@ def plain_twin(type='KCLAResNet', **kwargs):
         return build(type, **{**kwargs, 'attention': None})
     kwargs.pop('attention', None)
     return build(type[len('KCLA'):], **kwargs)
-
-
-def randomised(network):
-    """Draws what initialisation sets to a constant, so that every block and statistic counts."""
-    for name, value in network.state_dict().items():
-        if 'layer_attention' not in name and value.ndim == 1:
-            value.copy_(torch.rand_like(value) + 0.5)
-    return network
-
-
-def evaluating(network):
-    network.eval()  # which returns None in MMPretrain's ResNets
-    return network
-
-
-def attentions(network):
-    return {name: m for name, m in network.named_modules() if isinstance(m, BaseLayerAttention)}
 
 
 VARIANTS = {

@@ -5,7 +5,7 @@ import torch
 pytest.importorskip('mmseg.models')
 from mmseg.registry import MODELS  # noqa: E402
 
-from kcla_mm.layer_attention import BaseLayerAttention  # noqa: E402
+from tests.backbones.networks import attentions, evaluating, randomised  # noqa: E402
 
 IMAGE = torch.rand(2, 3, 64, 96)
 DILATED = dict(strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4))
@@ -13,23 +13,6 @@ DILATED = dict(strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4))
 
 def build(type, **kwargs):
     return MODELS.build(dict(type=type, **kwargs))
-
-
-def randomised(network):
-    """Draws what initialisation sets to a constant, so that every block and statistic counts."""
-    for name, value in network.state_dict().items():
-        if 'layer_attention' not in name and value.ndim == 1:
-            value.copy_(torch.rand_like(value) + 0.5)
-    return network
-
-
-def evaluating(network):
-    network.eval()  # which returns None in the frameworks' ResNets
-    return network
-
-
-def attentions(network):
-    return {name: m for name, m in network.named_modules() if isinstance(m, BaseLayerAttention)}
 
 
 def plain_weights(network):
