@@ -102,6 +102,11 @@ class BaseLayerAttention(nn.Module):
         """:meth:`forward` without recomputation."""
         raise NotImplementedError
 
+    def query_key(self, descriptor):
+        """Query and key of a pooled descriptor, (..., C): (..., heads, head_channels) each."""
+        return (self.split_heads(channel_conv(descriptor, self.query)),
+                self.split_heads(channel_conv(descriptor, self.key)))
+
     def split_heads(self, descriptor):
         """(..., C) -> (..., heads, head_channels)."""
         return descriptor.unflatten(-1, (self.heads, self.head_channels))

@@ -104,10 +104,8 @@ class KCLA(BaseLayerAttention):
             self.memory_key = channel_conv_weight(channels)
 
     def attend(self, x, memory, shortcut=None):
-        descriptor = pool(x)
-        key = self.split_heads(channel_conv(descriptor, self.key))
-        key_norm = torch.linalg.vector_norm(key, dim=2)
-        score = self.score(key_norm)
+        query, key = self.query_key(pool(x))
+        score = self.score(key)
         if memory is None or self.starts_memory:
             mean, log_normaliser = x, score
         else:
@@ -118,18 +116,27 @@ class KCLA(BaseLayerAttention):
 
         scale = 1 / (1 + EPSILON * torch.exp(-log_normaliser))
         if self.gate is not None:
-            query = self.split_heads(channel_conv(descriptor, self.query))
-            # A zero key stays zero, and its gradient finite, whatever it is divided by.
-            alignment = (query * key).sum(2) / key_norm.masked_fill(key_norm == 0, 1)
-            gate = (self.gate.to(alignment.dtype) * alignment[:, None]).sum(2)  # no matmul: autocast would lower it
-            scale = scale * torch.sigmoid(gate)
+            scale = scale * self.head_gate(query, key)
         value = F.conv2d(mean, self.value, padding=1, groups=self.channels)
         attention = F.relu(self.norm(value * self.per_channel(scale).to(value.dtype)), inplace=True)
         return x + self.drop(attention), DepthMemory(mean, log_normaliser)
 
-    def score(self, key_norm):
-        """Score of a layer from the length of its key, both (N, heads)."""
-        return (key_norm * self.log_temperature.to(key_norm.dtype).exp()).clamp(max=MAX_SCORE)
+    def query_key(self, descriptor):
+        if self.gate is None:  # no gate, no query
+            return None, self.split_heads(channel_conv(descriptor, self.key))
+        return super().query_key(descriptor)
+
+    def score(self, key):
+        """Score of a layer, (N, heads), from the length of its key, (N, heads, head_channels)."""
+        length = torch.linalg.vector_norm(key, dim=2)
+        return (length * self.log_temperature.to(length.dtype).exp()).clamp(max=MAX_SCORE)
+
+    def head_gate(self, query, key):
+        """The heads' gate phi, (N, heads), from query and key, (N, heads, head_channels) each."""
+        length = torch.linalg.vector_norm(key, dim=2)
+        # A zero key stays zero, and its gradient finite, whatever it is divided by.
+        alignment = (query * key).sum(2) / length.masked_fill(length == 0, 1)
+        return torch.sigmoid((self.gate.to(alignment.dtype) * alignment[:, None]).sum(2))  # autocast lowers a matmul
 
     def renew(self, memory):
         """Fits the memory to a new stage, or refreshes it within a deep one."""
@@ -138,7 +145,7 @@ class KCLA(BaseLayerAttention):
             mean = F.conv2d(mean, self.memory_conv, stride=self.stride, groups=self.memory_groups)
         mean = self.memory_norm(mean)
         key = self.split_heads(channel_conv(pool(mean), self.memory_key))
-        return DepthMemory(mean, self.score(torch.linalg.vector_norm(key, dim=2)))
+        return DepthMemory(mean, self.score(key))
 
 
 def _log_temperatures(temperatures, heads):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import BaseLayerAttention, channel_conv, channel_conv_weight, conv_weight, pool
+from .base import BaseLayerAttention, channel_conv_weight, conv_weight, pool
 
 
 class KeysValues(NamedTuple):
@@ -59,9 +59,7 @@ class MRLABase(BaseLayerAttention):
     def attend(self, x, layers, shortcut=None):
         if layers is None or self.block == 0:
             layers = KeysValues()
-        descriptor = pool(x)
-        query = self.split_heads(channel_conv(descriptor, self.query))
-        key = self.split_heads(channel_conv(descriptor, self.key))
+        query, key = self.query_key(pool(x))
         value = F.conv2d(x, self.value, padding=1, groups=self.channels)
         layers = KeysValues(layers.keys + (key, ), layers.values + (value, ))
         scores = (query[:, None] * torch.stack(layers.keys, 1)).sum(3) / self.head_channels**0.5

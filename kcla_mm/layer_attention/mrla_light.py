@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import BaseLayerAttention, channel_conv, channel_conv_weight, conv_weight, pool
+from .base import BaseLayerAttention, channel_conv_weight, conv_weight, pool
 
 
 class MRLALight(BaseLayerAttention):
@@ -45,9 +45,7 @@ class MRLALight(BaseLayerAttention):
         self.shortcut_weight = nn.Parameter(torch.randn(channels, 1, 1))  # lambda
 
     def attend(self, x, state, shortcut):
-        descriptor = pool(x)
-        query = self.split_heads(channel_conv(descriptor, self.query))
-        key = self.split_heads(channel_conv(descriptor, self.key))
+        query, key = self.query_key(pool(x))
         gate = torch.sigmoid((query * key).sum(2) / self.head_channels**0.5)
         value = F.conv2d(x, self.value, padding=1, groups=self.channels)
         attention = self.norm(value * self.per_channel(gate).to(value.dtype)
