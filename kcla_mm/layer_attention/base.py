@@ -104,16 +104,16 @@ class BaseLayerAttention(nn.Module):
 
     def query_key(self, descriptor):
         """Query and key of a pooled descriptor, (..., C): (..., heads, head_channels) each."""
-        return (self.split_heads(channel_conv(descriptor, self.query)),
-                self.split_heads(channel_conv(descriptor, self.key)))
+        both = channel_conv(descriptor[..., None, :], torch.cat([self.query, self.key]))
+        return self.split_heads(both).unbind(-3)
 
     def split_heads(self, descriptor):
         """(..., C) -> (..., heads, head_channels)."""
         return descriptor.unflatten(-1, (self.heads, self.head_channels))
 
     def per_channel(self, heads):
-        """A number for each head, (N, heads), as one for each channel that broadcasts to a map: (N, C, 1, 1)."""
-        return heads.repeat_interleave(self.head_channels, 1)[..., None, None]
+        """A number for each head, (N, heads), as one for each channel: (N, C)."""
+        return heads[..., None].expand(-1, -1, self.head_channels).flatten(1)
 
     def weighted_sum(self, maps, weights):
         """Sum of T maps, (N, C, H, W) each, weighted head by head with (N, T, heads): (N, C, H, W).
@@ -122,16 +122,21 @@ class BaseLayerAttention(nn.Module):
         """
         total = None
         for map, weight in zip(maps, weights.unbind(1)):
-            weight = self.per_channel(weight).to(map.dtype)
+            weight = self.per_channel(weight)[..., None, None].to(map.dtype)
             total = weight * map if total is None else total.addcmul_(weight.to(total.dtype), map.to(total.dtype))
         return total
 
     def drop(self, attention):
         """Stochastic depth: drops whole samples in training, and scales up those that stay."""
+        weight = self.drop_weight(attention)
+        return attention if weight is None else attention * weight
+
+    def drop_weight(self, x):
+        """What stochastic depth multiplies each sample with, (N, 1, 1, 1); None where it drops none."""
         if not self.training or self.drop_path == 0:
-            return attention
+            return None
         keep = 1 - self.drop_path
-        return attention * attention.new_empty(len(attention), 1, 1, 1).bernoulli_(keep).div_(keep)
+        return x.new_empty(len(x), 1, 1, 1).bernoulli_(keep).div_(keep)
 
     def extra_repr(self):
         return (f'{self.channels}, head_channels={self.head_channels}, drop_path={self.drop_path}, '
@@ -160,12 +165,15 @@ def channel_kernel_size(channels):
 def channel_conv(descriptor, weight):
     """Convolves along the channel axis: (..., C) with a filter of (1, 1, k), zero padding, no bias -> (..., C).
 
+    F filters, (F, 1, k), make (..., F, C) of (..., 1, C).
+
     Written as a sum of products because autocast would lower a real convolution to half precision, where queries
     and keys overflow.
     """
     kernel_size = weight.shape[-1]
     windows = F.pad(descriptor, (kernel_size // 2, kernel_size // 2)).unfold(-1, kernel_size, 1)
-    return (windows * weight.to(descriptor.dtype).flatten()).sum(-1)
+    filters = weight.to(descriptor.dtype) if len(weight) > 1 else weight.to(descriptor.dtype).flatten()
+    return (windows * filters).sum(-1)
 
 
 def channel_conv_weight(channels):

@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .base import BaseLayerAttention, is_number, channel_conv, channel_conv_weight, conv_weight, pool
+from .read_out import ReadOut, is_lean, read_out
 
 REFRESH_BLOCK = 11  # a stage that is so deep renews its memory at this block
 MAX_SCORE = 10.
-EPSILON = 1e-3  # the published code divides the summed memory by its normaliser + EPSILON
+LOG_EPSILON = math.log(1e-3)  # the published code divides the summed memory by its normaliser + 1e-3
 
 
 class DepthMemory(NamedTuple):
@@ -19,9 +20,12 @@ class DepthMemory(NamedTuple):
     Attributes:
         mean (Tensor): Softmax(score)-weighted mean of the blocks' outputs, (N, C, H, W).
         log_normaliser (Tensor): Logarithm of the sum of exp(score), (N, heads), float32 at least.
+        steps (tuple[Tensor]): With ``with_cp``, what the backward pass makes ``mean`` of again instead of keeping it: the
+            first mean of a stage, then output and weight (N, C) of each block after. The network keeps outputs anyway.
     """
     mean: Tensor
     log_normaliser: Tensor
+    steps: tuple = ()
 
 
 class KCLA(BaseLayerAttention):
@@ -57,8 +61,7 @@ class KCLA(BaseLayerAttention):
         learnable_temperature (bool): Train the logarithm of each head's tau. Defaults to False.
         gate (bool): Weight the heads by phi; False leaves only its factor 1 / (1 + 1e-3 exp(-l)). Defaults to True.
         cross_stage (bool): Carry the memory from stage to stage; False starts each stage anew. Defaults to True.
-        with_cp (bool): Recompute the layer in the backward pass instead of keeping its activations.
-            Defaults to False.
+        with_cp (bool): Keep no map for the backward pass, but make the depth memory again. Defaults to False.
         norm_layer (callable): Makes a normalisation with a learnable weight from a number of channels.
             Defaults to `nn.BatchNorm2d`.
 
@@ -103,23 +106,44 @@ class KCLA(BaseLayerAttention):
             self.memory_norm = norm_layer(channels)
             self.memory_key = channel_conv_weight(channels)
 
+    def forward(self, x, memory=None, shortcut=None):
+        # What has a backward pass of its own recomputes on its own, too.
+        return (self.attend if is_lean(self.norm, x) else super().forward)(x, memory, shortcut)
+
     def attend(self, x, memory, shortcut=None):
         query, key = self.query_key(pool(x))
-        score = self.score(key)
+        score = log_normaliser = self.score(key)
         if memory is None or self.starts_memory:
-            mean, log_normaliser = x, score
+            memory = update = None
         else:
-            mean, log_normaliser = memory if self.memory_norm is None else self.renew(memory)
-            log_normaliser = torch.logaddexp(log_normaliser, score)
-            weight = torch.exp(score - log_normaliser)
-            mean = torch.lerp(mean.to(x.dtype), x, self.per_channel(weight).to(x.dtype))
-
-        scale = 1 / (1 + EPSILON * torch.exp(-log_normaliser))
+            if self.memory_norm is not None:
+                memory = self.renew(memory)
+            log_normaliser = torch.logaddexp(memory.log_normaliser, score)
+            update = self.per_channel(torch.exp(score - log_normaliser))
+        scale = torch.sigmoid(log_normaliser - LOG_EPSILON)  # 1 / (1 + 1e-3 exp(-l))
         if self.gate is not None:
             scale = scale * self.head_gate(query, key)
-        value = F.conv2d(mean, self.value, padding=1, groups=self.channels)
-        attention = F.relu(self.norm(value * self.per_channel(scale).to(value.dtype)), inplace=True)
-        return x + self.drop(attention), DepthMemory(mean, log_normaliser)
+        return self.read_out(x, memory, log_normaliser, update, self.per_channel(scale))
+
+    def read_out(self, x, memory, log_normaliser, update, scale):
+        """The output and the new memory; ``update`` and ``scale``, (N, C), are for each channel."""
+        mean = None if memory is None else memory.mean.to(x.dtype)
+        if is_lean(self.norm, x) and (self.norm.training or torch.is_grad_enabled()):
+            steps = ()
+            if self.with_cp and mean is not None:
+                steps = memory.steps if memory.steps and mean is memory.mean else (mean, )
+            drop = self.drop_weight(x)
+            y, mean = ReadOut.apply(x, mean, update, self.value, scale, self.norm.weight, self.norm.bias,
+                                    drop if drop is None else drop.flatten(1).to(scale.dtype), self.norm, steps)
+            return y, DepthMemory(x if mean is None else mean, log_normaliser, steps and (*steps, x, update))
+        mean = x if mean is None else torch.lerp(mean, x, update[..., None, None].to(x.dtype))
+        if is_lean(self.norm, x):
+            y = read_out(x, mean, self.value, scale, self.norm)
+        else:
+            value = F.conv2d(mean, self.value, padding=1, groups=self.channels)
+            attention = self.norm(value * scale[..., None, None].to(value.dtype))
+            y = x + self.drop(F.relu(attention, inplace=True))
+        return y, DepthMemory(mean, log_normaliser)
 
     def query_key(self, descriptor):
         if self.gate is None:  # no gate, no query

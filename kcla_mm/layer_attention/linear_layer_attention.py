@@ -44,5 +44,5 @@ class LinearLayerAttention(LayerAttention):
         # In half precision the weighted sum could overflow, the weighted mean cannot: scale it afterwards.
         total = weights.sum(1, keepdim=True)
         mean = self.read(layers, weights / total.clamp(min=torch.finfo(total.dtype).tiny))
-        attention = self.norm((mean * self.per_channel(total[:, 0])).to(self.norm.weight.dtype))
+        attention = self.norm((mean * self.per_channel(total[:, 0])[..., None, None]).to(self.norm.weight.dtype))
         return x + self.drop(attention).to(x.dtype), layers

@@ -48,6 +48,6 @@ class MRLALight(BaseLayerAttention):
         query, key = self.query_key(pool(x))
         gate = torch.sigmoid((query * key).sum(2) / self.head_channels**0.5)
         value = F.conv2d(x, self.value, padding=1, groups=self.channels)
-        attention = self.norm(value * self.per_channel(gate).to(value.dtype)
+        attention = self.norm(value * self.per_channel(gate)[..., None, None].to(value.dtype)
                               + self.shortcut_weight.to(value.dtype) * shortcut.to(value.dtype))
         return x + self.drop(attention).to(x.dtype), state
