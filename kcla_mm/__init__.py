@@ -11,10 +11,10 @@ from .version import __version__
 __all__ = ['__version__']
 
 if find_spec('mmengine'):
-    from . import backbones
+    from . import analysis, backbones
     from .configs import config_path, register_configs
 
-    __all__ += ['backbones', 'config_path']
+    __all__ += ['analysis', 'backbones', 'config_path']
     register_configs()
     if 'mmseg' in backbones.FRAMEWORKS:
         from . import segmentation
