@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from mmdet.registry import MODELS
 from scipy.stats import entropy, spearmanr
 from torch import nn
 
@@ -11,7 +12,7 @@ from kcla_mm.analysis import figures, recorded
 from kcla_mm.analysis.analyse import Analysis, RunningMean, calibrate
 from kcla_mm.analysis.exact import compare_with_softmax
 from kcla_mm.analysis.statistics import by_stage, key_alignment, mean_of_pairs
-from kcla_mm.layer_attention import LAYER_ATTENTIONS, KCLA
+from kcla_mm.layer_attention import LAYER_ATTENTIONS, KCLA, BaseLayerAttention
 from tests.analysis.networks import IMAGES, build
 
 
@@ -111,6 +112,29 @@ def test_figures_of_what_there_is(type, names, tmp_path, monkeypatch):
         height, width = imread(path).shape[:2]
         assert width in (140, 288) and height > 60, 'of a column or a page'
         assert imread(path)[..., :3].std() > 0.05, 'something is drawn'
+
+
+class Doubled(BaseLayerAttention):
+    """A layer attention of one's own, without queries and keys."""
+
+    def __init__(self, channels, block=0, previous_channels=None, stride=1, *, norm_layer=nn.BatchNorm2d):
+        super().__init__(channels, block, previous_channels, stride, head_channels=1, drop_path=0., init_scale=1.,
+                         with_cp=False, norm_layer=norm_layer)
+
+    def attend(self, x, state, shortcut):
+        return 3 * x, state
+
+
+def test_of_a_type_of_ones_own_there_is_what_it_adds(tmp_path):
+    network = MODELS.build(dict(type='KCLAResNet', depth=18, base_channels=16, stem_channels=16, init_cfg=None,
+                                attention=dict(type=Doubled)))
+    network.eval()
+    analysis = Analysis(network)
+    analysis.add(IMAGES)
+    result = analysis.result()
+    assert [layer['branch'] for layer in result['layers']] == [pytest.approx(dict(mean=2, std=0), abs=1e-3)] * 8
+    assert result['depth_weights'] is None and result['stages'][0]['key_alignment'] is None
+    assert [path.name for path in figures.draw(result, tmp_path)] == ['memory.png']
 
 
 def test_averages_and_cuts_are_those_of_the_single_images():

@@ -62,6 +62,15 @@ def test_training_goes_on_as_without_a_record():
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(networks[0].parameters(), networks[1].parameters()))
 
 
+def test_records_are_precise_in_mixed_precision():
+    network = build(drop_path=0.)
+    with torch.autocast('cpu', torch.bfloat16), recorded(network) as records:
+        network(IMAGES)
+    for record in records:
+        assert record.key.dtype == record.gate.dtype == record.branch.dtype == torch.float32
+        torch.testing.assert_close(record.weights.sum(2), torch.ones_like(record.weights[..., 0]))
+
+
 def test_kclas_gates_and_those_that_have_none():
     network = build()
     with recorded(network) as records:
