@@ -290,16 +290,17 @@ def measure(group, run, rounds, compile, results, progress):
         torch.compiler.reset()  # drops the networks of other depths
         torch._dynamo.config.cache_size_limit = 8 * len(group)  # beyond which networks would silently not be compiled
     entries, networks = results.new_group(), []
+    counted = [name for name in COUNTED if name != 'peak_bytes' or run.device.type == 'cuda']
     for spec in group:
         progress(f'counting {spec}')
-        entry = dict(backbone=spec.backbone, depth=spec.depth, attention=spec.attention, finished=False)
+        entry = dict(backbone=spec.backbone, depth=spec.depth, attention=spec.attention, finished=False, failed={})
         entries.append(entry)
-        network = unless_out_of_memory(lambda: run.place(spec.build()))
-        for name, function in COUNTED.items():
-            if name != 'peak_bytes' or run.device.type == 'cuda':
-                entry[name] = None if network is None else unless_out_of_memory(function, network, run)
+        network = attempt(entry, [*counted, *(TIMED if rounds else [])], lambda: run.place(spec.build()))
+        if network is not None:
+            for name in counted:
+                entry[name] = attempt(entry, [name], COUNTED[name], network, run)
         if rounds:
-            entry['rounds'] = {name: None if network is None else [] for name in TIMED}
+            entry['rounds'] = {name: [] for name in TIMED}
         networks.append(torch.compile(network) if compile and network is not None else network)
         results.save()
         progress.add(spec.work)
@@ -307,15 +308,11 @@ def measure(group, run, rounds, compile, results, progress):
     for round in range(rounds and rounds + 1):  # the first is to warm up
         for index in random.sample(range(len(group)), len(group)):
             progress(f'round {round} of {rounds}, {group[index]}')
-            seconds = entries[index]['rounds']
-            for name, function in TIMED.items():
-                if seconds[name] is None:  # it ran out of memory before
-                    continue
-                measured = unless_out_of_memory(function, networks[index], run)
-                if measured is None:
-                    seconds[name] = None
-                elif round:
-                    seconds[name].append(measured)
+            entry = entries[index]
+            for name in TIMED.keys() - entry['failed'].keys():
+                seconds = attempt(entry, [name], TIMED[name], networks[index], run, compiled=compile)
+                if round and seconds is not None:
+                    entry['rounds'][name].append(seconds)
             progress.add(group[index].work)
         results.save()
     for entry in entries:
@@ -323,13 +320,19 @@ def measure(group, run, rounds, compile, results, progress):
     results.save(plots=True)
 
 
-def unless_out_of_memory(function, *args):
-    """What a function returns, None where memory does not suffice."""
+def attempt(entry, names, function, *args, compiled=False):
+    """What a function returns; None where memory does not suffice or a compiler fails, which is noted for the names."""
     try:
         return function(*args)
-    except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error)):
+    except Exception as error:
+        if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error):
+            failure = 'out of memory'
+        elif compiled:
+            failure = 'cannot be compiled'
+        else:
             raise
+    entry.update(dict.fromkeys(names))
+    entry['failed'].update(dict.fromkeys(names, failure))
     gc.collect()
     torch.cuda.empty_cache()
     return None
@@ -345,7 +348,8 @@ def multiply_adds(network, run):
     analysis = FlopAnalyzer(network, run.images(1))
     analysis.set_op_handle(**{f'aten::{name}': elementwise_flop_counter(0, 1) for name in PRODUCTS})
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-    return analysis.total()
+    with torch.no_grad():  # else what is recomputed could not be traced
+        return analysis.total()
 
 
 def carried_bytes(network, run):
@@ -498,11 +502,10 @@ class Results:
         self.groups.sort(key=lambda group: group[0]['depth'] or 0 if group else float('inf'))
         for group in self.groups:
             for entry in group:
-                rounds = entry.get('rounds', {})
-                entry.update({name: values and median(values) for name, values in rounds.items() if values != []})
-                if 'inference_seconds' in entry:
-                    seconds = entry['inference_seconds']
-                    entry['images_per_second'] = seconds and self.settings['batch'] / seconds
+                entry.update({name: median(values) for name, values in entry.get('rounds', {}).items()
+                              if values and name not in entry['failed']})
+                if entry.get('inference_seconds'):
+                    entry['images_per_second'] = self.settings['batch'] / entry['inference_seconds']
                 entry['ratios'] = {name: ratio(name, entry, group[0])
                                    for name in MEASURES if name in entry and name != 'images_per_second'}
 
@@ -630,7 +633,7 @@ def cell(name, entry, first):
     if name not in entry:
         return ''
     if entry[name] is None:
-        return 'out of memory'
+        return entry['failed'][name]
     scale, digits = MEASURES[name].scale, MEASURES[name].digits
     text = f'{entry[name] / scale:.{digits}f}'
     if entry is first or first.get(name) is None:

@@ -95,6 +95,11 @@ def test_kcla_adds_convolutions_norms_and_products(benchmark):
     assert expected <= added < 1.01 * expected  # what works on descriptors is small
 
 
+def test_recomputation_does_not_change_multiply_adds(benchmark):
+    once = count(benchmark, 'multiply_adds', 'MRLALight')
+    assert count(benchmark, 'multiply_adds', 'MRLALight,with_cp=True', backbone=f'{CIFAR},with_cp=True') == once
+
+
 def test_sums_over_layers_grow_with_depth(benchmark):
     """One block more in each stage costs KCLA what the one before did, and layer attention a map more."""
     depths = 20, 29, 38
@@ -212,16 +217,18 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(benchmark, command, 
     assert len(calls) == 7 + 8 and len(results(tmp_path)) == 6
 
 
-def test_the_rest_goes_on_where_memory_does_not_suffice(benchmark, command, monkeypatch, tmp_path):
+@pytest.mark.parametrize('options, failure', [([], 'out of memory'), (['--compile'], 'cannot be compiled')])
+def test_the_rest_goes_on_where_memory_or_a_compiler_fails(benchmark, command, monkeypatch, tmp_path, options, failure):
     def training_seconds(network, run):
         if network.attention:
-            torch.empty(2**50)
+            torch.empty(2**50 if failure == 'out of memory' else -1)
         return 1.5
 
+    monkeypatch.setattr(torch, 'compile', lambda network: network)
     monkeypatch.setitem(benchmark.TIMED, 'training_seconds', training_seconds)
-    printed = command('--depths', 11, '--attentions', 'KCLA', '--time', 1, '--out', tmp_path).out
+    printed = command('--depths', 11, '--attentions', 'KCLA', '--time', 1, '--out', tmp_path, *options).out
     plain, kcla = rows(printed)
-    assert (plain['training step (ms)'], kcla['training step (ms)']) == ('1500.0', 'out of memory')
+    assert (plain['training step (ms)'], kcla['training step (ms)']) == ('1500.0', failure)
     assert float(kcla['inference (ms)'].split()[0]) > 0
     assert results(tmp_path)[1]['training_seconds'] is None and results(tmp_path)[1]['finished']
     assert (tmp_path / 'networks.png').exists()
