@@ -3,6 +3,7 @@
     python tools/swap_backbones.py                                     # the whole zoo of MMDetection: hours
     python tools/swap_backbones.py 'faster_rcnn/*' 'detr/*' --limit 10
     python tools/swap_backbones.py --zoo mmseg 'pspnet/*'
+    python tools/swap_backbones.py --zoo mmpretrain 'resnet/*' 'simclr/*'
 
 Only the backbone's type changes, ResNet to KCLAResNet and so on. A config is ok when the loss on small random images
 is finite and every backbone parameter that should learn gets a gradient. One that fails without the swap too is
@@ -189,6 +190,7 @@ def last_error():
 def train_step(name, size, zoo, swapped):
     """Trains a zoo config one step. Returns names of trainable backbone parameters that got no gradient."""
     cfg = read(name, zoo)
+    zoo = cfg.get('default_scope', zoo)  # MMPretrain has detectors of MMDetection, too
     if 'data_preprocessor' in cfg:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     shrink(cfg.model, size)
@@ -201,8 +203,8 @@ def train_step(name, size, zoo, swapped):
 def _train_step(cfg, size, random_batch):
     torch.manual_seed(0)
     np.random.seed(0)
-    for progress in 'epoch', 'iter':  # which some heads read to warm up
-        MessageHub.get_current_instance().update_info(progress, 0)
+    for progress, value in dict(epoch=0, iter=0, max_iters=1).items():  # which some heads and moving averages read
+        MessageHub.get_current_instance().update_info(progress, value)
     model = MODELS.build(cfg.model)
     model.init_weights()
     model.train()
@@ -280,6 +282,17 @@ def segmentation_batch(model, size):
     return dict(inputs=[torch.randint(256, (3, size, size)) for _ in samples], data_samples=samples)
 
 
+def classification_batch(model, size):
+    """Random images and their classes, or views of images for a model that learns without classes."""
+    from mmpretrain.structures import DataSample
+    samples = [DataSample().set_gt_label(label) for label in torch.randint(fewest_classes(model), (2, ))]
+    views = 1
+    if 'num_classes' not in model.head:
+        views = sum(next((node['num_crops'] for _, node in dicts(model) if 'num_crops' in node), [2]))
+    inputs = [torch.randint(256, (len(samples), 3, size, size)) for _ in range(views)]
+    return dict(inputs=inputs if views > 1 else inputs[0], data_samples=samples)
+
+
 class Zoo(NamedTuple):
     """The configs of a framework.
 
@@ -294,6 +307,8 @@ class Zoo(NamedTuple):
 ZOOS = {  # by the name of the package, which is its scope too
     'mmdet': Zoo(('ResNet', 'ResNetV1d', 'ResNeXt', 'Res2Net', 'ResNeSt', 'RegNet'), detection_batch),
     'mmseg': Zoo(('ResNet', 'ResNetV1c', 'ResNetV1d', 'ResNeXt', 'ResNeSt'), segmentation_batch),
+    # not ResNet_CIFAR: MMPretrain's is a wide network of four stages, KCLAResNet_CIFAR a narrow one of three
+    'mmpretrain': Zoo(('ResNet', 'ResNetV1c', 'ResNetV1d', 'ResNeXt', 'SEResNet'), classification_batch),
 }
 
 if __name__ == '__main__':

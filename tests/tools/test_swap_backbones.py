@@ -55,6 +55,21 @@ SEGMENTATION_SPREAD = [
     'sem_fpn/fpn_r50_4xb2-80k_cityscapes-512x1024.py',
     'upernet/upernet_r18_4xb4-20k_voc12aug-512x512.py',
 ]
+PRETRAINING_SPREAD = [
+    'barlowtwins/benchmarks/resnet50_8xb32-linear-coslr-100e_in1k.py',
+    'byol/benchmarks/mask-rcnn_r50_fpn_ms-1x_coco.py',
+    'byol/byol_resnet50_16xb256-coslr-200e_in1k.py',
+    'csra/resnet101-csra_1xb16_voc07-448px.py',
+    'mocov2/mocov2_resnet50_8xb32-coslr-200e_in1k.py',
+    'resnet/resnet18_8xb32_in1k.py',
+    'resnet/resnet50_8xb256-rsb-a1-600e_in1k.py',
+    'resnet/resnetv1c50_8xb32_in1k.py',
+    'resnet/resnetv1d50_8xb32_in1k.py',
+    'resnext/resnext50-32x4d_8xb32_in1k.py',
+    'seresnet/seresnet50_8xb32_in1k.py',
+    'simclr/simclr_resnet50_8xb32-coslr-200e_in1k.py',
+    'swav/swav_resnet50_8xb32-mcrop-coslr-200e_in1k-224px-96px.py',
+]
 
 
 @pytest.fixture
@@ -78,6 +93,18 @@ def test_detectors_of_the_zoo_train_with_their_backbones_swapped(swap_backbones,
 @pytest.mark.parametrize('name', SEGMENTATION_SPREAD)
 def test_segmentors_of_the_zoo_train_with_their_backbones_swapped(swap_backbones, mmseg, name):
     assert swap_backbones.check(name, size=64, zoo='mmseg') == ('ok', '')
+
+
+@pytest.mark.parametrize('name', PRETRAINING_SPREAD)
+def test_classifiers_and_what_learns_without_classes_train_with_their_backbones_swapped(swap_backbones, name):
+    pytest.importorskip('mmpretrain.models')
+    assert swap_backbones.check(name, size=32, zoo='mmpretrain') == ('ok', '')
+
+
+def test_cifar_networks_of_mmpretrain_are_left_out(swap_backbones):
+    pytest.importorskip('mmpretrain.models')
+    assert not swap_backbones.has_backbone('resnet/resnet18_8xb16_cifar10.py', 'mmpretrain')
+    assert swap_backbones.has_backbone('resnet/resnet18_8xb32_in1k.py', 'mmpretrain')
 
 
 def test_a_segmentor_that_runs_stages_by_hand_is_refused(swap_backbones, mmseg):
