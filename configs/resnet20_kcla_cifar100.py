@@ -14,8 +14,6 @@ model = dict(
 train_cfg = dict(max_epochs=300)
 param_scheduler = dict(milestones=[150, 225])
 
-# As MMPretrain's own tools load data.
-loading = dict(batch_size=128, pin_memory=True, persistent_workers=True, collate_fn=dict(type='default_collate'))
-train_dataloader = loading
-val_dataloader = loading
-test_dataloader = loading
+train_dataloader = dict(batch_size=128)
+val_dataloader = dict(batch_size=128)
+test_dataloader = dict(batch_size=128)

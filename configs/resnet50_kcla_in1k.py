@@ -7,9 +7,3 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.25, by_epoch=True, end=3, convert_to_iter_based=True),
     dict(type='MultiStepLR', by_epoch=True, milestones=[30, 60, 90], gamma=0.1),
 ]
-
-# As MMPretrain's own tools load data.
-loading = dict(pin_memory=True, persistent_workers=True, collate_fn=dict(type='default_collate'))
-train_dataloader = loading
-val_dataloader = loading
-test_dataloader = loading

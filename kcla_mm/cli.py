@@ -70,9 +70,22 @@ def load_config(args):
         raise ValueError(f'--launcher {args.launcher}: this process was not started by it ({started_by} is not set)')
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = read_config(args.config, args.cfg_options)
+    load_as_mmpretrain(cfg)
     cfg.launcher = args.launcher
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or os.path.join('work_dirs', Path(cfg.filename).stem)
     return cfg
+
+
+def load_as_mmpretrain(cfg):
+    """Adds to a config of MMPretrain what its own tools add to the data loaders, where it says nothing else."""
+    if cfg.get('default_scope') != 'mmpretrain':
+        return
+    for part in 'train', 'val', 'test':
+        loading = cfg.get(f'{part}_dataloader')
+        if loading:
+            loading.setdefault('collate_fn', dict(type='default_collate'))
+            loading.setdefault('pin_memory', torch.cuda.is_available())
+            loading.setdefault('persistent_workers', loading.get('num_workers', 0) > 0)
 
 
 def build_runner(cfg):
