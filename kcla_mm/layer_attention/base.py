@@ -145,7 +145,9 @@ class BaseLayerAttention(nn.Module):
 
 def pool(x):
     """Global average pooling, (N, C, H, W) -> (N, C), in float32 at least: half precision would overflow."""
-    return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+    # A sum, since the gradient of a mean is a map of its own. torch.compile of torch 2.1 knows no promote_types.
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.sum((2, 3), dtype=dtype) / (x.shape[2] * x.shape[3])
 
 
 def without_autocast(device):

@@ -63,7 +63,7 @@ class ReadOut(torch.autograd.Function):
             value = _conv(mean, weight)
             if norm.training:
                 averages = value.mean((2, 3), dtype=scale.dtype)
-                value = value - _maps(averages)  # variances of centred values don't cancel out
+                value = value.to(scale.dtype).sub_(_maps(averages))  # variances of centred values don't cancel out
                 variances = torch.linalg.vector_norm(value, dim=(2, 3)).square() / value[0, 0].numel()
                 average = (scale * averages).mean(0)
                 variance = (scale.square() * variances + (scale * averages - average).square()).mean(0)
@@ -124,7 +124,7 @@ class ReadOut(torch.autograd.Function):
                 grad = grad + grad_m
             else:
                 grad_update = torch.sub(x, memory, out=grad_value).mul_(grad_m).sum((2, 3), dtype=scale.dtype)
-                grad = torch.addcmul(grad, grad_m, _maps(update).to(grad.dtype))
+                grad = torch.addcmul(grad, grad_m, _maps(update).to(grad.dtype), out=value)
                 grad_memory = grad_m.mul_(_maps(1 - update))
         return (grad, grad_memory, grad_update, grad_weight.to(weight.dtype), grad_scale,
                 grad_norm_weight.to(norm_weight.dtype), grad_norm_bias.to(norm_bias.dtype), None, None, None)
