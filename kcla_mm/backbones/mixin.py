@@ -2,6 +2,7 @@
 import inspect
 import logging
 import threading
+from collections import OrderedDict
 
 import torch
 from mmcv.cnn import build_norm_layer
@@ -14,8 +15,12 @@ from kcla_mm.layer_attention import create_layer_attention, layer_attention_clas
 
 class _ForwardPass(threading.local):
     """The forward pass under way in this thread: what a stage takes over from the one before it."""
-    running = False
-    state = None
+    __slots__ = ()  # a __dict__ beside the thread's would hide the values from torch.compile of torch 2.1
+
+    def __init__(self):
+        self.running = False
+        self.state = None
+        self.shortcut = None  # the identity branch of the block under way, where its attention needs it
 
 
 _forward_pass = _ForwardPass()
@@ -108,6 +113,8 @@ class LayerAttentionMixin:
             for index, block in enumerate(stage):
                 block.layer_attention = self._make_layer_attention(
                     channels, index, previous_channels, kwargs.get('stride', 1), kwargs['norm_cfg'])
+                if block.layer_attention.needs_shortcut and block.downsample is not None:
+                    block.downsample = _Downsample(OrderedDict(block.downsample.named_children()))
         return LayerAttentionStage(stage, type(self).__name__)
 
     def _make_layer_attention(self, channels, block, previous_channels, stride, norm_cfg):
@@ -159,25 +166,34 @@ def _count_layers_of_stem(state_dict, prefix):
             state_dict[f'{prefix}{3 * int(unit) + (layer == "bn")}.{name}'] = state_dict.pop(key)
 
 
+class _Downsample(nn.Sequential):
+    """A block's downsample that keeps its output for `_with_shortcut`. (Not a hook: torch 2.1 compiles it away.)"""
+
+    def forward(self, x):
+        _forward_pass.shortcut = super().forward(x)
+        return _forward_pass.shortcut
+
+
 def _with_shortcut(block, x):
     """Output and identity branch of a residual block, the branch computed only once."""
     if block.downsample is None:
         return block(x), x
-
-    def run(x):
-        shortcut = []
-        handle = block.downsample.register_forward_hook(lambda module, args, output: shortcut.append(output))
-        with_cp, block.with_cp = block.with_cp, False
-        try:
-            return block(x), shortcut[0]
-        finally:
-            block.with_cp = with_cp
-            handle.remove()
-
     if block.with_cp and x.requires_grad:
-        # What the hook caught within the block's own checkpoint would have no gradient: checkpoint both outputs.
-        return checkpoint(run, x, use_reentrant=False)
-    return run(x)
+        # What is kept within the block's own checkpoint would have no gradient: checkpoint both outputs.
+        return checkpoint(_without_cp, block, x, use_reentrant=False)
+    try:
+        return block(x), _forward_pass.shortcut
+    finally:
+        _forward_pass.shortcut = None
+
+
+def _without_cp(block, x):
+    """`_with_shortcut` of a block that keeps its activations."""
+    block.with_cp = False
+    try:
+        return _with_shortcut(block, x)
+    finally:
+        block.with_cp = True
 
 
 def _accepted_arguments(cls):
