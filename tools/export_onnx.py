@@ -33,7 +33,7 @@ import torch
 from kcla_mm.cli import check_files, read_config, user_errors
 from mmengine.config import DictAction
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import CheckpointLoader
 from torch import nn
 from torch.onnx.symbolic_helper import parse_args
@@ -99,9 +99,9 @@ def load(cfg, checkpoint):
     if scope not in NETWORKS:
         raise ValueError(f'the config must be of {" or ".join(NETWORKS)}, got default_scope={scope!r}')
     import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
-    init_default_scope(scope)
     cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
-    model = MODELS.build(cfg.model)
+    with DefaultScope.overwrite_default_scope(scope):
+        model = MODELS.build(cfg.model)
     classes = load_weights(model, checkpoint)
     model = revert_sync_batchnorm(model)
     network = NETWORKS[scope](model)

@@ -1,9 +1,11 @@
 """Exported models do in ONNX Runtime what they do in PyTorch, for images of any number and size."""
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from kcla_mm.backbones import FRAMEWORKS
@@ -19,9 +21,10 @@ def saved(folder, text):
     """A model of a config, of random weights and normalisation statistics, with config.py and weights.pth in a folder."""
     (folder / 'config.py').write_text(text)
     cfg = Config.fromfile(folder / 'config.py')
-    init_default_scope(cfg.default_scope)
     cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
-    model = MODELS.build(cfg.model)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
+        model = MODELS.build(cfg.model)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             nn.init.uniform_(module.running_mean, -0.1, 0.1)
