@@ -98,7 +98,7 @@ def main():
         run = Run(check_device(args.device, args.dtype), args.dtype, args.channels_last, args.size, args.batch)
         backbones, attentions = unique(args.backbones), unique(['none', *args.attentions])
         groups = [[Network(backbone, depth, attention) for backbone in backbones for attention in attentions]
-                  for depth in unique(args.depths or [None])]
+                  for depth in unique(sum(args.depths, [])) or [None]]
         results = Results(args.out, dict(
             backbones=backbones, attentions=attentions, size=args.size, batch=args.batch, dtype=args.dtype,
             channels_last=args.channels_last, compile=args.compile, rounds=args.time, device=run.device_name,
@@ -130,8 +130,8 @@ def parse_args():
     parser.add_argument('--backbones', nargs='+', default=[f'{FRAMEWORKS[0]}.KCLAResNet'],
                         metavar='FRAMEWORK.TYPE[,OPTION=VALUE]',
                         help='with layer attention (default: mmdet.KCLAResNet, or of another framework)')
-    parser.add_argument('--depths', nargs='+', type=int, metavar='DEPTH',
-                        help='default: 50; not for backbones that have none, such as KCLARegNet')
+    parser.add_argument('--depths', nargs='+', type=depths, default=[], metavar='DEPTH',
+                        help='also 20,56,110 (default: 50); not for backbones that have none, such as KCLARegNet')
     parser.add_argument('--attentions', nargs='+', default=list(LAYER_ATTENTIONS), metavar='TYPE[,OPTION=VALUE]',
                         help=f'default: {" ".join(LAYER_ATTENTIONS)}; the plain network, none, always comes first')
     parser.add_argument('--size', type=int, default=224, help='height and width of the images (default: 224)')
@@ -152,6 +152,11 @@ def parse_args():
     if args.time < 0:
         parser.error(f'--time must be at least 1 round, got {args.time}')
     return args
+
+
+def depths(text):
+    """'20,56' -> [20, 56]."""
+    return [int(depth) for depth in text.split(',')]
 
 
 def unique(values):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kcla_mm.cli import build_runner, check_files, config_parser, load_config, our_errors, user_errors
+from kcla_mm.cli import build_runner, check_files, config_parser, dicts, load_config, our_errors, user_errors
 from mmengine.device import get_device
 from mmengine.runner import find_latest_checkpoint
 
@@ -50,11 +50,24 @@ def training_config(args):
             raise ValueError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config: the batch '
                              'size, over all GPUs, that its learning rate is meant for')
         cfg.auto_scale_lr.enable = True
+    spare_temperatures(cfg)
     if args.resume:
         checkpoint = find_latest_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
         if checkpoint:
             cfg.resume, cfg.load_from = True, checkpoint
     return cfg
+
+
+def spare_temperatures(cfg):
+    """Has the optimiser of a config leave KCLA's learnable temperatures without weight decay, unless it says otherwise.
+
+    They are logarithms: decay would draw them to 1.
+    """
+    if any(node.get('learnable_temperature') for _, node in dicts(cfg.model)):
+        wrapper = cfg.optim_wrapper
+        if wrapper.get('optimizer', {}).get('weight_decay'):
+            wrapper.setdefault('paramwise_cfg', {}).setdefault('custom_keys', {}).setdefault(
+                'log_temperature', dict(decay_mult=0.))
 
 
 if __name__ == '__main__':

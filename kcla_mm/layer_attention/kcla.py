@@ -61,6 +61,7 @@ class KCLA(BaseLayerAttention):
         learnable_temperature (bool): Train the logarithm of each head's tau. Defaults to False.
         gate (bool): Weight the heads by phi; False leaves only its factor 1 / (1 + 1e-3 exp(-l)). Defaults to True.
         cross_stage (bool): Carry the memory from stage to stage; False starts each stage anew. Defaults to True.
+        refresh (bool): Renew the memory within a stage of 12 blocks or more; False never does. Defaults to True.
         with_cp (bool): Keep no map for the backward pass, but make the depth memory again. Defaults to False.
         norm_layer (callable): Makes a normalisation with a learnable weight from a number of channels.
             Defaults to `nn.BatchNorm2d`.
@@ -81,7 +82,7 @@ class KCLA(BaseLayerAttention):
 
     def __init__(self, channels, block=0, previous_channels=None, stride=1, *, head_channels=64, drop_path=0.2,
                  init_scale=1e-3, temperatures=(0.7, 1 / 0.7), learnable_temperature=False, gate=True,
-                 cross_stage=True, with_cp=False, norm_layer=nn.BatchNorm2d):
+                 cross_stage=True, refresh=True, with_cp=False, norm_layer=nn.BatchNorm2d):
         super().__init__(channels, block, previous_channels, stride, head_channels=head_channels,
                          drop_path=drop_path, init_scale=init_scale, with_cp=with_cp, norm_layer=norm_layer)
         log_temperature = _log_temperatures(temperatures, self.heads)
@@ -102,7 +103,7 @@ class KCLA(BaseLayerAttention):
             # A group is a head, but where heads do not divide the previous channels (RegNet) as near as it can be.
             self.memory_groups = math.gcd(self.heads, previous_channels)
             self.memory_conv = conv_weight(channels, previous_channels // self.memory_groups, 1)
-        if adapts or block == REFRESH_BLOCK:
+        if adapts or refresh and block == REFRESH_BLOCK:
             self.memory_norm = norm_layer(channels)
             self.memory_key = channel_conv_weight(channels)
 

@@ -28,7 +28,7 @@ def read_out(x, mean, weight, scale, norm):
         if mean.device.type == 'cpu' and mean.is_contiguous() and mean.dtype == slope.dtype:
             # With samples as groups, each with filters of its own, the convolution does all but the last pass.
             attention = F.conv2d(mean.flatten(0, 1)[None], (slope[..., None, None, None] * weight).flatten(0, 1),
-                                 shift.repeat(len(mean)), padding=1, groups=slope.numel()).view_as(mean)
+                                 shift.expand_as(scale).flatten(), padding=1, groups=slope.numel()).view_as(mean)
         else:
             attention = _conv(mean, weight).to(slope.dtype).mul_(_maps(slope)).add_(_maps(shift))
     return F.relu(attention, inplace=True).add_(x).to(x.dtype)

@@ -63,6 +63,15 @@ def test_kclas_are_what_is_in_its_memory(stages, head_channels):
         torch.testing.assert_close(record.weights.sum(2), torch.ones(1, record.layer.heads).double())
 
 
+def test_kclas_temperatures_near_zero_weigh_alike():
+    layers = chain('KCLA', [(64, [0, 1, 2]), (128, [0, 1])], head_channels=16, temperatures=(1e-9, 1e-9)).float()
+    records, _ = run(layers, [50 * torch.rand(2, layer.channels, 4, 4) for layer in layers])
+    assert records[-1].key.abs().max() > 1
+    # All that a stage takes over counts as one block.
+    for record, weights in zip(records, ([1], [1 / 2] * 2, [1 / 3] * 3, [1 / 6] * 3 + [1 / 2], [1 / 9] * 3 + [1 / 3] * 2)):
+        torch.testing.assert_close(record.weights, torch.tensor(weights).double().expand_as(record.weights))
+
+
 def test_kclas_memory_is_the_weighted_mean_of_its_stage():
     layers = chain('KCLA', [(64, [0, 1, 2, 3])], head_channels=16)
     xs = [torch.rand(3, 64, 5, 6).double() for _ in layers]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kcla_mm.layer_attention import KCLA, BaseLayerAttention, create_layer_attention
+from kcla_mm.layer_attention import KCLA, BaseLayerAttention, DepthMemory, create_layer_attention
 
 
 def chain(dtype=torch.float32, channels=128, **options):
@@ -132,6 +132,32 @@ def test_learnable_temperature_is_a_parameter_that_learns():
     run(layers, torch.rand(2, 128, 4, 4)).square().sum().backward()
     assert layers[1].log_temperature.grad.abs().min() > 0
     assert 'log_temperature' in layers[1].state_dict()
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_learnable_temperature_under_autocast(dtype):
+    skip_unless_cpu_can(dtype)
+    layers = chain(init_scale=1., learnable_temperature=True, drop_path=0)
+    temperatures = [layer.log_temperature for layer in layers]
+    image = 4 * torch.rand(4, 128, 8, 8)
+    expected = torch.cat(torch.autograd.grad(run(layers, image).square().mean(), temperatures[1:]))
+    with torch.autocast('cpu', dtype):
+        loss = run(layers, image).square().mean()
+    found = torch.cat(torch.autograd.grad(loss, temperatures[1:]))
+    assert found.dtype == torch.float32 and expected.norm() > 1e-3
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+def test_without_refresh_a_deep_stage_keeps_its_memory():
+    layer = KCLA(128, 11, refresh=False).eval()
+    assert not any(name.startswith('memory') for name, _ in layer.named_parameters())
+    memory = DepthMemory(torch.rand(1, 128, 4, 4), torch.tensor([[1., 2.]]))
+    x = torch.rand(1, 128, 4, 4)
+    _, after = layer(x, memory)
+    weight = 1 - torch.exp(memory.log_normaliser - after.log_normaliser).repeat_interleave(64, 1)[..., None, None]
+    torch.testing.assert_close(after.mean, torch.lerp(memory.mean, x, weight))
+    other = KCLA(256, 0, 128, refresh=False)
+    assert other.memory_conv is not None, 'what the stages do is left alone'
 
 
 def test_without_cross_stage_a_stage_starts_anew():

@@ -201,7 +201,7 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(benchmark, command, 
 
     monkeypatch.setitem(benchmark.TIMED, 'inference_seconds', until_interrupted)
     monkeypatch.setitem(benchmark.TIMED, 'training_seconds', lambda network, run: 1.5)
-    sweep = '--depths', 11, 20, 29, '--attentions', 'KCLA', '--time', 1, '--out', tmp_path
+    sweep = '--depths', '11,20', 29, '--attentions', 'KCLA', '--time', 1, '--out', tmp_path
     printed = command(*sweep, status=130)
     assert 'interrupted' in printed.err
     kept = results(tmp_path)

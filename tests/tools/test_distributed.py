@@ -29,7 +29,8 @@ val_dataloader = val_evaluator = val_cfg = None
 train_cfg = dict(max_epochs=1)
 optim_wrapper = dict(optimizer=dict(lr=0.02), clip_grad=None, paramwise_cfg=None)
 param_scheduler = []
-custom_hooks = [dict(type='RecordLosses')]
+custom_hooks = [dict(type='RecordLosses'), dict(type='LayerAttentionHook', interval=2)]
+default_hooks = dict(logger=dict(interval=2))
 randomness = dict(seed=0)
 """
 
@@ -50,6 +51,11 @@ def test_two_processes_train_as_one_does_on_the_same_data(run_tool, shapes):
         assert first['loss'] != pytest.approx(second['loss'], rel=1e-2)
         for name in ('loss', 'loss_cls', 'loss_bbox', 'loss_centerness'):
             assert (first[name] + second[name]) / 2 == pytest.approx(one[name], rel=1e-4)
+    for folder in ('one', 'two'):
+        lines = [json.loads(line) for path in (shapes / folder).glob('*/vis_data/scalars.json')
+                 for line in path.read_text().splitlines()]
+        assert [line['step'] for line in lines] == [2, 4], 'the main process alone logs'
+        assert all(-1 <= line['layer_attention/stage4/key_alignment'] <= 1 for line in lines)
     one, two = [torch.load(shapes / name / 'epoch_1.pth', weights_only=False)['state_dict'] for name in ('one', 'two')]
     assert any('layer_attention' in key for key in one)
     torch.testing.assert_close(dict(two), dict(one), rtol=1e-4, atol=1e-5)

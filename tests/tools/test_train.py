@@ -2,7 +2,9 @@ import json
 
 import pytest
 import torch
+from mmdet.registry import MODELS
 from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
 
 
 def options(shapes, part, split):
@@ -72,6 +74,29 @@ def test_resume_from_a_checkpoint(tool, trained, monkeypatch):
 def test_learning_rate_follows_the_batch_size(tool, trained, monkeypatch):
     assert config(tool, trained[0], monkeypatch, '--auto-scale-lr', '--cfg-options',
                   'auto_scale_lr.base_batch_size=16').auto_scale_lr.enable
+
+
+@pytest.mark.parametrize('options, decay', [
+    ([], {0.0}),
+    (['optim_wrapper.paramwise_cfg.custom_keys.log_temperature.decay_mult=2.'], {2e-4}),
+    (['optim_wrapper.paramwise_cfg.custom_keys.backbone.lr_mult=1.', 'optim_wrapper.optimizer.weight_decay=0.5'], {0.0}),
+])
+def test_learnable_temperatures_have_no_weight_decay(tool, trained, monkeypatch, options, decay):
+    cfg = config(tool, trained[0], monkeypatch, '--cfg-options', 'model.backbone.attention.learnable_temperature=True',
+                 'optim_wrapper.optimizer.weight_decay=1e-4', *options)
+    model = MODELS.build(cfg.model)
+    temperatures = {id(p) for name, p in model.named_parameters() if name.endswith('log_temperature')}
+    groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
+    decays = {spared: {group['weight_decay'] for group in groups for p in group['params']
+                       if (id(p) in temperatures) == spared} for spared in (True, False)}
+    assert temperatures and decays == {True: decay, False: {cfg.optim_wrapper.optimizer.weight_decay}}
+
+
+@pytest.mark.parametrize('options', [
+    [], ['model.backbone.attention.learnable_temperature=True', 'optim_wrapper.optimizer.weight_decay=0']])
+def test_optimisers_without_such_temperatures_or_decay_are_left_alone(tool, trained, monkeypatch, options):
+    cfg = config(tool, trained[0], monkeypatch, *(['--cfg-options', *options] if options else []))
+    assert 'paramwise_cfg' not in cfg.optim_wrapper
 
 
 @pytest.mark.parametrize('args, message', [
