@@ -66,8 +66,9 @@ def spare_temperatures(cfg):
     if any(node.get('learnable_temperature') for _, node in dicts(cfg.model)):
         wrapper = cfg.optim_wrapper
         if wrapper.get('optimizer', {}).get('weight_decay'):
-            wrapper.setdefault('paramwise_cfg', {}).setdefault('custom_keys', {}).setdefault(
-                'log_temperature', dict(decay_mult=0.))
+            options = wrapper.get('paramwise_cfg') or {}
+            keys = {'log_temperature': dict(decay_mult=0.), **options.get('custom_keys', {})}
+            wrapper.paramwise_cfg = dict(options, custom_keys=keys)
 
 
 if __name__ == '__main__':
