@@ -10,8 +10,9 @@ import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.logging import print_log
-from mmengine.registry import RUNNERS
-from mmengine.runner import Runner
+from mmengine.registry import MODELS, RUNNERS, DefaultScope
+from mmengine.runner import CheckpointLoader, Runner
+from mmengine.utils import import_modules_from_strings
 
 from kcla_mm.errors import DataError
 
@@ -96,6 +97,44 @@ def build_runner(cfg):
             type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False,
             find_unused_parameters=cfg.get('find_unused_parameters', False)))
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def build_model(cfg):
+    """The model of a config, with what it imports and in its scope."""
+    import_modules_from_strings(**cfg.custom_imports)
+    if cfg.get('data_preprocessor'):
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
+        return MODELS.build(cfg.model)
+
+
+def load_weights(model, name, part=''):
+    """Loads a checkpoint into a model.
+
+    Args:
+        model (nn.Module): The model.
+        name (str): A file or URL.
+        part (str): The model must get all its parameters whose names start so. Defaults to all of them.
+
+    Returns:
+        dict: The checkpoint.
+
+    Raises:
+        ValueError: If it cannot be read, has other shapes, or lacks parameters.
+    """
+    try:
+        checkpoint = CheckpointLoader.load_checkpoint(name, map_location='cpu', logger=None)
+        weights = checkpoint.get('state_dict', checkpoint)
+        weights = {key[len('module.'):] if key.startswith('module.') else key: value for key, value in weights.items()}
+        missing = model.load_state_dict(weights, strict=False).missing_keys
+    except Exception as error:  # of a file that is no checkpoint it may be anything
+        raise ValueError(f'the checkpoint {name} cannot be loaded into the model of the config: '
+                         f'{" ".join(str(error).split())[:500]}') from None
+    missing = [key for key in missing if key.startswith(part)]
+    if missing:
+        raise ValueError(f'the checkpoint {name} is not of the model of the config, or not of all of it: it lacks '
+                         f'{len(missing)} parameters such as {", ".join(missing[:3])}')
+    return checkpoint
 
 
 def read_config(name, options=()):

@@ -22,7 +22,7 @@ memory.png
     how much layer attention adds to each block's output x, ||y - x|| / ||x||, and how much the backbone's outputs
     change when KCLA's memory of earlier stages is cut off where a stage starts
 analysis.json
-    every number of these, with their standard deviations over the images
+    the numbers of all of these; "std" is over the images
 """
 import json
 import sys
@@ -39,14 +39,14 @@ import torch
 from kcla_mm.analysis import find_backbone
 from kcla_mm.analysis.analyse import Analysis, calibrate
 from kcla_mm.analysis.figures import draw
-from kcla_mm.cli import check_files, dicts, our_errors, read_config, user_errors
+from kcla_mm.cli import build_model, check_files, dicts, load_weights, our_errors, read_config, user_errors
 from mmengine.config import DictAction
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.device import get_device
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import DATASETS, MODELS, init_default_scope
-from mmengine.runner import load_checkpoint, set_random_seed
-from mmengine.utils import import_modules_from_strings, track_iter_progress
+from mmengine.registry import DATASETS, init_default_scope
+from mmengine.runner import set_random_seed
+from mmengine.utils import track_iter_progress
 
 DEFAULT_NUM = 30
 UNTRAINED = 'none'
@@ -58,10 +58,16 @@ def main():
         cfg = read_config(args.config, args.cfg_options)
         check_arguments(cfg, args)
     with our_errors():
+        init_default_scope(cfg.get('default_scope', 'mmengine'))
+        set_random_seed(cfg.get('randomness', {}).get('seed') or 0)
         model = build_model(cfg)
         backbone = find_backbone(model)
     with user_errors():
-        take_weights(model, args)
+        if args.checkpoint == UNTRAINED:
+            model.init_weights()
+        else:
+            name = next(name for name, module in model.named_modules() if module is backbone)
+            load_weights(model, args.checkpoint, part=name and f'{name}.')
     model = revert_sync_batchnorm(model).to(args.device or get_device())
     model.eval()
     with our_errors():
@@ -125,25 +131,6 @@ def check_arguments(cfg, args):
     check_files(cfg, *parts)
 
 
-def build_model(cfg):
-    import_modules_from_strings(**cfg.custom_imports)
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
-    set_random_seed(cfg.get('randomness', {}).get('seed') or 0)
-    if cfg.get('data_preprocessor'):
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    return MODELS.build(cfg.model)
-
-
-def take_weights(model, args):
-    if args.checkpoint == UNTRAINED:
-        model.init_weights()
-        return
-    known = set(model.state_dict())
-    checkpoint = load_checkpoint(model, args.checkpoint, map_location='cpu')
-    if not known & set(checkpoint.get('state_dict', checkpoint)):
-        raise ValueError(f'{args.checkpoint} has no weights of the model of {args.config}')
-
-
 class Images:
     """Images as the backbone gets them, (1, 3, H, W)."""
 
@@ -205,7 +192,8 @@ def summary(result):
             'key alignment: mean cosine similarity of all pairs of blocks, ± its spread over images; |cosine|: of its '
             'absolute value\n'
             "first block, earlier stages: their depth weights in the stage's last block\n"
-            'TV, KL, rank corr.: against softmax attention, from the second block on\n'
+            'TV, KL, rank corr.: against softmax attention, from the second block on (with two blocks, a rank '
+            'correlation can only be -1 or 1)\n'
             "cut: relative change of the backbone's last output without the memory of earlier stages")
 
 

@@ -10,6 +10,7 @@ interrupted and trains nothing twice; --seeds may have more seeds then. The resu
 summary.csv, runs.csv with all scores of each run, and plot.png.
 """
 import argparse
+import copy
 import csv
 import difflib
 import json
@@ -28,7 +29,7 @@ from typing import NamedTuple
 if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
-from kcla_mm.cli import check_files, read_config, user_errors
+from kcla_mm.cli import build_model, check_files, read_config, user_errors
 from matplotlib.figure import Figure
 from mmengine.config import Config, DictAction
 from scipy import stats
@@ -97,7 +98,8 @@ def read_configs(args):
             cfg = read_config(config, {**common, **options})
             with_records(cfg)
             check_files(cfg, 'load_from', 'model', 'train_dataloader', 'val_dataloader', 'val_evaluator')
-        except (OSError, ValueError, TypeError, LookupError, AssertionError) as error:  # MMEngine's, of wrong keys, too
+            build_model(copy.deepcopy(cfg))  # now, not when its turn to be trained comes
+        except Exception as error:  # whatever the model or MMEngine raise
             raise ValueError(f'{where}: {error}') from None
         name = name or Path(cfg.filename).stem
         if name in configs:
@@ -319,7 +321,7 @@ def report(folder, runs, metric, choose):
     scores = {run.variant: np.array([found.get(metric, np.nan) for other, found in results.items()
                                      if other.variant == run.variant], float) for run in runs}
     rows = list(summary(scores))
-    write(Path(folder, 'summary.csv'), rows)
+    write(Path(folder, 'summary.csv'), [dict(metric=metric, **row) for row in rows])
     write(Path(folder, 'runs.csv'),
           [dict(variant=run.variant, seed=run.seed, **found) for run, found in results.items()])
     if not any(results.values()):

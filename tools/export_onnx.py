@@ -30,7 +30,7 @@ from pathlib import Path
 if find_spec('kcla_mm') is None:  # a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
-from kcla_mm.cli import check_files, read_config, user_errors
+from kcla_mm.cli import build_model, check_files, load_weights, read_config, user_errors
 from mmengine.config import DictAction
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
@@ -99,32 +99,15 @@ def load(cfg, checkpoint):
     if scope not in NETWORKS:
         raise ValueError(f'the config must be of {" or ".join(NETWORKS)}, got default_scope={scope!r}')
     import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
-    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
-    with DefaultScope.overwrite_default_scope(scope):
-        model = MODELS.build(cfg.model)
-    classes = load_weights(model, checkpoint)
+    model = build_model(cfg)
+    meta = load_weights(model, checkpoint).get('meta', {})
     model = revert_sync_batchnorm(model)
     network = NETWORKS[scope](model)
     metadata = dict(output=network.output)
+    classes = meta.get('dataset_meta', {}).get('classes')
     if classes:
-        metadata['classes'] = json.dumps(classes)
+        metadata['classes'] = json.dumps(list(classes))
     return network, metadata
-
-
-def load_weights(model, name):
-    """Loads a checkpoint, and returns the classes that it names."""
-    try:
-        checkpoint = CheckpointLoader.load_checkpoint(name, map_location='cpu', logger=None)
-        weights = checkpoint.get('state_dict', checkpoint)
-        weights = {key[len('module.'):] if key.startswith('module.') else key: value for key, value in weights.items()}
-        missing = model.load_state_dict(weights, strict=False).missing_keys
-    except Exception as error:  # of a file that is no checkpoint it may be anything
-        raise ValueError(f'the checkpoint {name} cannot be loaded into the model of the config: '
-                         f'{" ".join(str(error).split())[:500]}') from None
-    if missing:
-        raise ValueError(f'the checkpoint {name} is not of the model of the config, or not of all of it: it lacks '
-                         f'{len(missing)} parameters such as {", ".join(missing[:3])}')
-    return list(checkpoint.get('meta', {}).get('dataset_meta', {}).get('classes') or [])
 
 
 class Preprocessed(nn.Module):

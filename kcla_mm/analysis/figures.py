@@ -16,7 +16,7 @@ SMALLEST = 1e-3  # weight that the colours still tell apart
 
 
 def draw(result, folder):
-    """Draws all that an analysis has.
+    """Draws all that an analysis has, and removes the figures of an earlier one that it has not.
 
     Args:
         result (dict): As `Analysis.result` gives it, or its JSON file has it.
@@ -45,6 +45,9 @@ def draw(result, folder):
             paths.append(Path(folder, f'{name}.png'))
             FigureCanvasAgg(figure)
             figure.savefig(paths[-1])
+    for pattern in 'key_alignment*.png', 'depth_weights*.png', 'softmax.png', 'heads.png':  # an earlier analysis's
+        for path in set(Path(folder).glob(pattern)) - set(paths):
+            path.unlink()
     return paths
 
 

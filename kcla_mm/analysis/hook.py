@@ -6,8 +6,6 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from kcla_mm.layer_attention import KCLA
-
 from .recording import find_backbone, recorded
 from .statistics import by_stage, key_alignment, mean_of_pairs, retention
 
@@ -65,8 +63,8 @@ class LayerAttentionHook(Hook):
         first_block, earlier_stages = retention(stage)
         if first_block is not None:
             measured['first_block_weight'] = first_block.mean().item()
-            if stage[0].stage > 1 and isinstance(stage[0].layer, KCLA):
-                measured['earlier_stages_weight'] = earlier_stages.mean().item()
+        if earlier_stages is not None:
+            measured['earlier_stages_weight'] = earlier_stages.mean().item()
         if stage[0].gate is not None:
             gates = torch.stack([record.gate for record in stage]).double()
             measured['gate_mean'], measured['gate_std'] = gates.mean().item(), gates.std(unbiased=False).item()

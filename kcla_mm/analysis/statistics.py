@@ -4,6 +4,8 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
+from kcla_mm.layer_attention import KCLA
+
 
 def by_stage(records):
     """The records of each stage."""
@@ -28,10 +30,12 @@ def mean_of_pairs(alignment, distance=None):
 def retention(stage):
     """Weights in the last layer of a stage: of the stage's first block, and of all earlier stages; (N, ) each.
 
-    They are means over the heads; None where depth weights are not defined.
+    They are means over the heads; None where depth weights are not defined, and of earlier stages where there are none,
+    or none that the type of layer attention could see.
     """
     if stage[-1].weights is None:
         return None, None
     weights = stage[-1].weights.mean(1)
     start = weights.shape[1] - len(stage)
-    return weights[:, start], weights[:, :start].sum(1)
+    sees_earlier = start and isinstance(stage[-1].layer, KCLA)
+    return weights[:, start], weights[:, :start].sum(1) if sees_earlier else None

@@ -47,6 +47,9 @@ class BaseLayerAttention(nn.Module):
             divisors = [d for d in range(1, channels + 1) if channels % d == 0]
             raise ValueError(f'head_channels={head_channels} does not divide the {channels} channels of a stage; '
                              f'its divisors are {divisors}')
+        for name, value, least in (('block', block, 0), ('stride', stride, 1)):
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+                raise ValueError(f'{name} must be an integer of at least {least}, got {value!r}')
         if not is_number(drop_path) or not 0 <= drop_path < 1:
             raise ValueError(f'drop_path must be a number in [0, 1), got {drop_path!r}')
         if not is_number(init_scale) or init_scale <= 0:

@@ -46,6 +46,8 @@ class KCLA(BaseLayerAttention):
     At the first block of a later stage the memory is first adapted, m = BN(conv1x1(m)), and its normaliser made
     anew from the key of m. In a stage of 12 blocks or more block 11 renews it likewise, without the convolution.
 
+    Its backward pass cannot be differentiated again (no gradients of gradients).
+
     Args:
         channels (int): Channels C of the block's output.
         block (int): Index of the block in its stage, from 0. Defaults to 0.
@@ -57,7 +59,8 @@ class KCLA(BaseLayerAttention):
         init_scale (float): Initial weight of the last normalisation. 1.0 is the paper's, for training from scratch;
             the default starts so near the plain network that its weights can be taken over. Defaults to 1e-3.
         temperatures (Sequence[float]): tau of the first and of the last head; those between are spaced evenly in
-            their logarithm. Both positive. Defaults to (0.7, 1 / 0.7).
+            their logarithm. Both positive; near 0, keys are ignored. Fixed ones are not in the state dict. Defaults to
+            (0.7, 1 / 0.7).
         learnable_temperature (bool): Train the logarithm of each head's tau. Defaults to False.
         gate (bool): Weight the heads by phi; False leaves only its factor 1 / (1 + 1e-3 exp(-l)). Defaults to True.
         cross_stage (bool): Carry the memory from stage to stage; False starts each stage anew. Defaults to True.
@@ -67,7 +70,7 @@ class KCLA(BaseLayerAttention):
             Defaults to `nn.BatchNorm2d`.
 
     Raises:
-        ValueError: If an argument is out of its range: ``head_channels`` that does not divide C, ``init_scale``
+        ValueError: If memory is of another batch. At construction, if an argument is out of its range: ``head_channels`` that does not divide C, ``init_scale``
             that is not positive, ``temperatures`` that are not two positive numbers, ...
 
     Example:
@@ -108,6 +111,9 @@ class KCLA(BaseLayerAttention):
             self.memory_key = channel_conv_weight(channels)
 
     def forward(self, x, memory=None, shortcut=None):
+        if memory is not None and not torch.jit.is_tracing() and len(memory.mean) != len(x):  # it might be broadcast
+            raise ValueError(f'memory is of {len(memory.mean)} samples and x of {len(x)}: every pass of a network starts '
+                             'with memory=None')
         # What has a backward pass of its own recomputes on its own, too.
         return (self.attend if is_lean(self.norm, x) else super().forward)(x, memory, shortcut)
 

@@ -106,6 +106,14 @@ def test_samples_and_passes_do_not_mix():
     assert torch.equal(run(layers, images), together)
 
 
+@pytest.mark.parametrize('training', [True, False])
+def test_memory_of_another_batch(training):
+    layers = chain().train(training)
+    x, memory = layers[0](torch.rand(4, 128, 4, 4))
+    with pytest.raises(ValueError, match='memory is of 4 samples and x of 1: every pass .* with memory=None'):
+        layers[1](x[:1], memory)
+
+
 def test_drop_path_drops_whole_samples_in_training_only():
     torch.manual_seed(0)
     layer = KCLA(64, drop_path=0.25, init_scale=1.)
@@ -184,6 +192,8 @@ def test_recomputation_changes_nothing():
 
 @pytest.mark.parametrize('options, message', [
     (dict(head_channels=48), 'head_channels=48 does not divide the 128 channels'),
+    (dict(block=-1), 'block must be an integer of at least 0, got -1'),
+    (dict(stride=0), 'stride must be an integer of at least 1, got 0'),
     (dict(head_channels=0), 'head_channels must be a positive integer, got 0'),
     (dict(head_channels=64.), 'head_channels must be a positive integer, got 64.0'),
     (dict(init_scale=-1), 'init_scale must be a positive number, got -1'),

@@ -127,6 +127,16 @@ def test_a_classifier_whose_data_set_holds_its_images(analyze, folder):
     assert len(result['stages'][1]['cut']['mean']) == 1, 'the one output of the backbone'
 
 
+def test_figures_of_an_earlier_analysis_do_not_stay(tmp_path, monkeypatch):
+    monkeypatch.setitem(figures.STYLE, 'savefig.dpi', 30)
+    for name in ('softmax.png', 'key_alignment_stage7.png', 'mine.png'):
+        (tmp_path / name).write_bytes(b'')
+    layer = dict(stage=1, total_variation=None, gate=None, temperature=None, branch=dict(mean=0.1, std=0.))
+    stage = dict(stage=1, blocks=1, key_alignment=None, cut=None)
+    figures.draw(dict(layers=[layer], stages=[stage], depth_weights=None), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {'memory.png', 'mine.png'}
+
+
 def test_as_a_command(run_tool, folder):
     printed = run_tool('analyze_attention.py', UNET, 'none', '--part', 'test', '--num', 1, '--out-dir', 'command',
                        cwd=folder)
@@ -154,11 +164,18 @@ PART = ['--part', 'val', '--out-dir', 'out']
     ([UNET, 'none', *PART, '--cfg-options', 'val_dataloader.dataset.data_root=nowhere'], 'error: nowhere'),
     ([UNET, 'none', *PART, '--cfg-options', 'model.backbone.attention=None'],
      'error: the model has no layer attention: its backbone is KCLAResNetUNet'),
-    ([UNET, 'other.pth', *PART], f'error: other.pth has no weights of the model of {UNET}'),
+    ([UNET, 'other.pth', *PART], 'error: the checkpoint other.pth is not of the model of the config'),
+    ([UNET, 'plain.pth', *PART], 'error: the checkpoint plain.pth is not of the model of the config, or not of all of it: '
+     'it lacks 82 parameters such as backbone.layer1.0.layer_attention.'),
+    ([UNET, 'shapes.pth', *PART], 'error: the checkpoint shapes.pth cannot be loaded into the model of the config: '),
+    ([UNET, 'file', *PART], 'error: the checkpoint file cannot be loaded into the model of the config: '),
 ])
-def test_mistakes_are_found_before_images_are_read(mistake, folder, args, message):
+def test_mistakes_are_found_before_images_are_read(mistake, folder, monkeypatch, args, message):
     (folder / 'empty').mkdir(exist_ok=True)
     (folder / 'file').write_text('not an image')
     torch.save(dict(state_dict={'unknown.weight': torch.zeros(1)}), folder / 'other.pth')
+    weights = save(folder / 'unet.pth', UNET, folder, monkeypatch).state_dict()
+    torch.save({name: value for name, value in weights.items() if 'layer_attention' not in name}, folder / 'plain.pth')
+    torch.save({name: torch.zeros(3) for name in weights}, folder / 'shapes.pth')
     assert mistake('analyze_attention', *args, cwd=folder).startswith(message)
     assert not (folder / 'out').exists()

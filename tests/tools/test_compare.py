@@ -22,7 +22,7 @@ train_cfg = dict(max_epochs=2, val_interval=1)
 default_hooks = dict(checkpoint=dict(interval=1, save_best='DSC', rule='greater'))
 """
 ARGS = ['tiny_unet.py', '--variant', 'no attention', 'model.backbone.attention=None', '--seeds', '3']
-BROKEN = ['--variant', 'broken', 'model.backbone.attention.gaet=False']
+BROKEN = ['--variant', 'broken', 'optim_wrapper.optimizer.lr=-1']
 
 
 @pytest.fixture(scope='module')
@@ -94,7 +94,7 @@ def test_tables_have_the_scores_of_the_last_validation(compared):
 def test_a_run_that_fails_ends_nothing_else(compared):
     folder, printed = compared
     errors = printed[printed.index('error: these runs failed'):]
-    assert 'broken, seed 3: ' in errors and 'gaet' in errors and 'broken/seed3/output.txt' in errors
+    assert 'broken, seed 3: ' in errors and 'Invalid learning rate: -1' in errors and 'broken/seed3/output.txt' in errors
     assert 'tiny_unet' not in errors
     assert rows(folder / 'work_dirs/compare/summary.csv')[2]['runs'] == '0'
 
@@ -142,6 +142,9 @@ def test_another_config_under_the_same_name_is_an_error(compared, mistake):
     (['tiny_unet.py', '--variant', 'x', 'train_cfg.max_epochs.a=1'], "--variant 'x': "),
     (['tiny_unet.py', '--variant', 'x', 'val_dataloader.dataset.ann_file=no.txt'],
      "--variant 'x': data/lesions/no.txt does not exist"),
+    (['tiny_unet.py', '--variant', 'x', 'model.backbone.attention.gaet=False'],
+     "--variant 'x': class `KCLAResNetUNet` in"),
+    (['tiny_unet.py', '--variant', 'x', 'model.backbon.attention.gate=False'], "--variant 'x': "),
     (['tiny_unet.py', '--cfg-options', 'train_cfg'], "--cfg-options: 'train_cfg' is not KEY=VALUE"),
     (['tiny_unet.py', '--cfg-options', 'val_dataloader=None'], 'CONFIG tiny_unet.py: a train_cfg with max_epochs'),
     (['tiny_unet.py', '--seeds', '0,x'], "--seeds '0,x' should be different integers"),
