@@ -1,4 +1,5 @@
 """What the tools share: configs by file or zoo name, and checks before anything is built."""
+import copy
 import os
 import sys
 import traceback
@@ -100,12 +101,13 @@ def build_runner(cfg):
 
 
 def build_model(cfg):
-    """The model of a config, with what it imports and in its scope."""
+    """The model of a config, with what it imports and in its scope. The config stays as it is: models change theirs."""
     import_modules_from_strings(**cfg.custom_imports)
+    model = copy.deepcopy(cfg.model)
     if cfg.get('data_preprocessor'):
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+        model.setdefault('data_preprocessor', cfg.data_preprocessor)
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope', 'mmengine')):
-        return MODELS.build(cfg.model)
+        return MODELS.build(model)
 
 
 def load_weights(model, name, part=''):

@@ -10,7 +10,6 @@ interrupted and trains nothing twice; --seeds may have more seeds then. The resu
 summary.csv, runs.csv with all scores of each run, and plot.png.
 """
 import argparse
-import copy
 import csv
 import difflib
 import json
@@ -98,7 +97,7 @@ def read_configs(args):
             cfg = read_config(config, {**common, **options})
             with_records(cfg)
             check_files(cfg, 'load_from', 'model', 'train_dataloader', 'val_dataloader', 'val_evaluator')
-            build_model(copy.deepcopy(cfg))  # now, not when its turn to be trained comes
+            build_model(cfg)  # now, not when its turn to be trained comes
         except Exception as error:  # whatever the model or MMEngine raise
             raise ValueError(f'{where}: {error}') from None
         name = name or Path(cfg.filename).stem

@@ -33,8 +33,6 @@ import torch
 from kcla_mm.cli import build_model, check_files, load_weights, read_config, user_errors
 from mmengine.config import DictAction
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODELS, DefaultScope
-from mmengine.runner import CheckpointLoader
 from torch import nn
 from torch.onnx.symbolic_helper import parse_args
 

@@ -70,8 +70,9 @@ class KCLA(BaseLayerAttention):
             Defaults to `nn.BatchNorm2d`.
 
     Raises:
-        ValueError: If memory is of another batch. At construction, if an argument is out of its range: ``head_channels`` that does not divide C, ``init_scale``
-            that is not positive, ``temperatures`` that are not two positive numbers, ...
+        ValueError: If an argument is out of its range: ``head_channels`` that does not divide C, ``init_scale``
+            that is not positive, ``temperatures`` that are not two positive numbers, ... In a pass, if ``memory`` is of
+            another batch.
 
     Example:
         >>> import torch

@@ -60,6 +60,13 @@ def test_softmax_attention_is_compared_block_by_block(stage):
                     rank_correlation=spearmanr(exact, weights.round(6)).correlation), rel=1e-5, nan_ok=True)
 
 
+def test_equal_weights_have_no_rank(stage):
+    for layers in by_stage(stage):
+        blocks = [record._replace(weights=1 / 3 + 1e-8 * torch.rand_like(record.weights)) for record in layers]
+        for results in compare_with_softmax(blocks):
+            assert np.isnan(results['rank_correlation']).all() and np.isfinite(results['total_variation']).all()
+
+
 def test_running_mean_leaves_out_what_is_not_a_number():
     values = np.random.default_rng(0).normal(size=(7, 2, 3))
     values[2, 0, 1] = values[4, 1, 1] = np.nan
